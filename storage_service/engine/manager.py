@@ -545,7 +545,9 @@ class TabletManager:
     def _publish(self, group: CommitGroup) -> None:
         """Make a commit group visible in one step, then wake who waits for any of it."""
         group.complete(deferred=self._deferred)
-        self.runtime.observer.committed(units=len(group.outcomes), seconds=group.times.seconds)
+        times = group.times
+        seconds = times.synced_s - times.begun_s
+        self.runtime.observer.committed(units=len(group.outcomes), seconds=seconds)
         touched: dict[OpenTable, list[int]] = {}
         for tablet, _ in group.ends:
             place = self._places.get(tablet)

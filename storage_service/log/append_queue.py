@@ -15,7 +15,7 @@ from streamhouse.storage_service.log.writer_state import (
     WriterStates,
 )
 
-__all__ = ["AppendQueue", "AppendResult", "RoutedBatch", "checked_payload"]
+__all__ = ["AppendQueue", "AppendResult", "RoutedBatch"]
 
 _ROWS_MAX: Final = (1 << 32) - 1
 
@@ -74,10 +74,8 @@ class AppendQueue:
         self._next_offset = next_offset
         self._last_timestamp_us = last_timestamp_us
         self._clock_us = clock_us
-        self._queued: list[_Queued] = []
-
-    def __len__(self) -> int:
-        return len(self._queued)
+        self.queued: list[_Queued] = []
+        """The queued batches, in order; cleared once durable."""
 
     def now_us(self) -> int:
         """Return the time, never before the last batch's.
@@ -114,6 +112,29 @@ class AppendQueue:
             None if earlier_append is None else AppendResult(*earlier_append[1:], is_duplicate=True)
         )
 
+    def checked(
+        self, batch: RoutedBatch, *, bytes_max: int, log: object
+    ) -> tuple[Buffer, AppendResult | None]:
+        """Return the payload, as long as its bytes, and the earlier append of a repeated batch.
+
+        Raises RequestTooLargeError, naming `log`, and as `WriterStates.find`.
+        """
+        payload = batch.payload
+        if isinstance(payload, memoryview) and payload.format != "B":
+            payload = payload.cast("B")
+        if not 0 < len(payload) <= bytes_max:
+            raise RequestTooLargeError(
+                f"a batch of {len(payload)} bytes; {log} takes 1 to {bytes_max},"
+                " send smaller batches"
+            )
+        earlier_append = self.find(
+            batch.writer_id,
+            sequence=batch.sequence,
+            row_count=batch.row_count,
+            continuity=batch.continuity,
+        )
+        return payload, earlier_append
+
     def add(
         self,
         batch: RoutedBatch,
@@ -124,7 +145,7 @@ class AppendQueue:
     ) -> AppendResult:
         """Queue a batch unknown to `WriterStates.find`; stamped now without a time.
 
-        `payload` is the batch's, as returned by `checked_payload`.
+        `payload` is the batch's, as returned by `checked`.
         """
         assert 0 < batch.row_count <= _ROWS_MAX
         base_offset = self._next_offset
@@ -148,38 +169,23 @@ class AppendQueue:
             window_before = self._writers.record(writer_id, remembered)
         size_bytes = frame_bytes(len(payload))
         frame = WrittenFrame(base_offset, end_offset, timestamp_us, size_bytes, buffers[0])
-        self._queued.append(_Queued(buffers, frame, timestamp_before, writer_id, window_before))
+        self.queued.append(_Queued(buffers, frame, timestamp_before, writer_id, window_before))
         self._next_offset = end_offset
         return AppendResult(base_offset, end_offset, timestamp_us, False)
 
     def buffers(self) -> list[Buffer]:
         """Return the bytes of all queued frames, in order."""
-        return [buffer for queued in self._queued for buffer in queued.buffers]
+        return [buffer for queued in self.queued for buffer in queued.buffers]
 
     def frames(self) -> list[WrittenFrame]:
         """Return the facts of all queued frames, in order."""
-        return [queued.frame for queued in self._queued]
+        return [queued.frame for queued in self.queued]
 
     def take_back(self, *, keep: int) -> None:
         """Undo the latest batches until `keep` are left."""
-        while len(self._queued) > keep:
-            queued = self._queued.pop()
+        while len(self.queued) > keep:
+            queued = self.queued.pop()
             self._next_offset = queued.frame.base_offset
             self._last_timestamp_us = queued.timestamp_us_before
             if queued.writer_id:
                 self._writers.put_back(queued.writer_id, queued.writer_window_before)
-
-    def clear(self) -> None:
-        """Forget all queued batches, durable now."""
-        self._queued.clear()
-
-
-def checked_payload(payload: Buffer, *, bytes_max: int, log: object) -> Buffer:
-    """Return a payload whose length is its bytes; raises RequestTooLargeError, naming `log`."""
-    if isinstance(payload, memoryview) and payload.format != "B":
-        payload = payload.cast("B")
-    if not 0 < len(payload) <= bytes_max:
-        raise RequestTooLargeError(
-            f"a batch of {len(payload)} bytes; {log} takes 1 to {bytes_max}, send smaller batches"
-        )
-    return payload

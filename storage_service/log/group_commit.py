@@ -80,11 +80,6 @@ class CommitTimes:
         self.stored_s: float | None = None
         """The time when an awaited replica had stored the group."""
 
-    @property
-    def seconds(self) -> float:
-        """The duration of writing and syncing."""
-        return self.synced_s - self.begun_s
-
 
 class CommitOutcome(NamedTuple):
     """A unit's outcome: one result for each of its batches, or the error of the refusal.
@@ -338,9 +333,15 @@ def _commit(units: list[_Unit], syncs: _Syncs) -> list[tuple[LogTablet, int]]:
     while alive:
         alive = [unit for unit in alive if _append(unit)]
         tablets: set[LogTablet] = set()
-        tablets.update(*[unit.touched for unit in alive])
+        for unit in alive:
+            tablets |= unit.touched
         dirty |= tablets
-        failed = _write(tablets)
+        failed: dict[LogTablet, StorageFailedError] = {}
+        for tablet in tablets:
+            try:
+                tablet.write()
+            except StorageFailedError as error:
+                failed[tablet] = error
         if not failed:
             break
         # Everything is rolled back, then repeated without the refused units: no other unit
@@ -367,7 +368,8 @@ def _append(unit: _Unit) -> bool:
     now_us = max([tablet.now_us() for tablet, _ in entries]) if len(entries) > 1 else 0
     try:
         for tablet, batch in entries:
-            if tablet not in kept_counts:
+            # A refused batch is not queued: a single batch leaves nothing to take back.
+            if len(entries) > 1 and tablet not in kept_counts:
                 kept_counts[tablet] = tablet.queued_count
             result = tablet.append(batch, now_us=now_us)
             results.append(result)
@@ -387,16 +389,6 @@ def _append(unit: _Unit) -> bool:
     unit.results = tuple(results)
     unit.touched.update(touched)
     return True
-
-
-def _write(tablets: Iterable[LogTablet]) -> dict[LogTablet, StorageFailedError]:
-    failed = {}
-    for tablet in tablets:
-        try:
-            tablet.write()
-        except StorageFailedError as error:
-            failed[tablet] = error
-    return failed
 
 
 def _without_failed(
@@ -437,11 +429,10 @@ class _Syncs:
             first, *other_tablets = tablets
             futures = [self._executor.submit(_sync_one, tablet) for tablet in other_tablets]
             errors = [_sync_one(first), *(future.result() for future in futures)]
-        failed = {
-            tablet: error
-            for tablet, error in zip(tablets, errors, strict=True)
-            if error is not None
-        }
+        failed = {}
+        for tablet, error in zip(tablets, errors, strict=True):
+            if error is not None:
+                failed[tablet] = error
         seconds = (time.perf_counter() - started) / (len(tablets) if is_alone else 1)
         # The time includes waiting for the interpreter, so the best time is the disk's.
         self._log_s = min(seconds, self._log_s * _SLOWER) or seconds

@@ -31,7 +31,6 @@ from streamhouse.storage_service.log.append_queue import (
     AppendQueue,
     AppendResult,
     RoutedBatch,
-    checked_payload,
 )
 from streamhouse.storage_service.log.filesystem import Filesystem
 from streamhouse.storage_service.log.segments._segment_chain import SegmentChain
@@ -92,7 +91,12 @@ class LogTablet:
         self._writers = recovered.writers
         self._mark = recovered.mark
         self._queue = queue
-        self._high_watermark = recovered.active.end_offset
+        self.log_end_offset = recovered.active.end_offset
+        """The first offset not durable yet; set by the committer."""
+        self.high_watermark = recovered.active.end_offset
+        """The first offset hidden from readers; set by the owner of visibility."""
+        self.is_read_only = False
+        """Whether a failed sync forbids appends until the service restarts."""
         self._read_only_reason = ""
         self._closed = False
         self._truncated_offset = 0
@@ -167,16 +171,6 @@ class LogTablet:
         return self._mark.facts.forgotten_offset
 
     @property
-    def log_end_offset(self) -> int:
-        """The first offset not durable yet."""
-        return self._active.end_offset
-
-    @property
-    def high_watermark(self) -> int:
-        """The first offset hidden from readers."""
-        return self._high_watermark
-
-    @property
     def size_bytes(self) -> int:
         """Bytes of all segment files."""
         return sum(segment.size_bytes for segment in self._chain.segments)
@@ -211,12 +205,7 @@ class LogTablet:
     @property
     def queued_count(self) -> int:
         """The number of batches appended since the last flush."""
-        return len(self._queue)
-
-    @property
-    def is_read_only(self) -> bool:
-        """Whether a failed sync forbids appends until the service restarts."""
-        return bool(self._read_only_reason)
+        return len(self._queue.queued)
 
     def append(self, batch: RoutedBatch, *, now_us: int = 0) -> AppendResult:
         """Queue one batch and return its offsets, durable after the next `flush`.
@@ -227,24 +216,24 @@ class LogTablet:
         OutOfOrderSequenceError. A result ending above `log_end_offset`, also of a duplicate,
         depends on the next flush.
         """
-        payload = checked_payload(batch.payload, bytes_max=self._options.frame_bytes_max, log=self)
+        queue, options = self._queue, self._options
         timestamp_us = batch.timestamp_us or now_us
         with self._lock:
-            if earlier_append := self._queue.find(
-                batch.writer_id,
-                sequence=batch.sequence,
-                row_count=batch.row_count,
-                continuity=batch.continuity,
-            ):
+            payload, earlier_append = queue.checked(
+                batch, bytes_max=options.frame_bytes_max, log=self
+            )
+            if earlier_append is not None:
                 return earlier_append
-            self._check_writable()
-            if not self._queue and self._is_full(len(payload)):
-                self._roll(created_timestamp_us=self._queue.stamp_us(timestamp_us))
-            return self._queue.add(
-                batch,
-                payload,
-                durable_offset=self._active.end_offset,
-                timestamp_us=timestamp_us,
+            if self._closed or self.is_read_only:
+                self._check_writable()
+            if (
+                not queue.queued
+                and self._active.size_bytes + len(payload) > options.segment_bytes_max
+                and self._may_roll()
+            ):
+                self._roll(created_timestamp_us=queue.stamp_us(timestamp_us))
+            return queue.add(
+                batch, payload, durable_offset=self.log_end_offset, timestamp_us=timestamp_us
             )
 
     def now_us(self) -> int:
@@ -289,7 +278,7 @@ class LogTablet:
         Nothing is durable or visible before `sync`.
         """
         with self._lock:
-            if not self._queue:
+            if not self._queue.queued:
                 return
             if self._closed:
                 self._queue.take_back(keep=0)
@@ -314,7 +303,7 @@ class LogTablet:
                 return
             if self._closed:
                 raise UnknownOutcomeError(f"{self} was closed while rows were being stored")
-            assert self._active.unsynced_count == len(self._queue)
+            assert self._active.unsynced_count == len(self._queue.queued)
             try:
                 self._active.sync()
             except OSError as error:
@@ -324,8 +313,9 @@ class LogTablet:
                     f"the disk failed to sync {self}: {error}; the rows may or may not be stored,"
                     " repeat the append with the same writer id and sequence after a restart"
                 ) from error
-            self._queue.clear()
-            self._mark.advance(self._active.end_offset)
+            self._queue.queued.clear()
+            self.log_end_offset = self._active.end_offset
+            self._mark.advance(self.log_end_offset)
 
     def rollback(self) -> None:
         """Remove batches written since the last sync, durably at the next sync; or go read-only."""
@@ -346,10 +336,9 @@ class LogTablet:
 
     def publish(self, end_offset: int | None = None) -> None:
         """Show rows below `end_offset` to readers; without it, all durable rows."""
-        durable = self._active.end_offset
-        end = durable if end_offset is None else end_offset
-        assert end <= durable
-        self._high_watermark = max(self._high_watermark, end)
+        end = self.log_end_offset if end_offset is None else end_offset
+        assert end <= self.log_end_offset
+        self.high_watermark = max(self.high_watermark, end)
 
     def truncate(self, offset: int) -> None:
         """Hide rows below `offset` from readers; the rows stay stored until retention."""
@@ -365,19 +354,15 @@ class LogTablet:
         if not self._read_only_reason:
             _logger.error("event=bucket_read_only log=%s reason=%r", self, str(reason))
             self._read_only_reason = reason
+            self.is_read_only = True
 
-    def _is_full(self, payload_bytes: int) -> bool:
-        active = self._active
+    def _may_roll(self) -> bool:
         # A pending truncation must become durable before the segment is sealed.
-        return (
-            not active.is_empty
-            and not active.needs_sync
-            and active.size_bytes + payload_bytes > self._options.segment_bytes_max
-        )
+        return not self._active.is_empty and not self._active.needs_sync
 
     def _roll(self, *, created_timestamp_us: int) -> None:
         """Seal the active segment and create its successor, not after its first batch's time."""
-        assert not self._queue
+        assert not self._queue.queued
         assert not self._active.needs_sync
         self._writers.expire(self._queue.now_us() - self._options.writer_expiry_us)
         try:
@@ -404,7 +389,7 @@ class LogTablet:
         Raises OffsetOutOfRangeError, and CorruptDataError once a read begins at a damaged batch.
         """
         # The watermark is read before the segments: later reads of the segments include its rows.
-        high_watermark = self._high_watermark
+        high_watermark = self.high_watermark
         self._check_in_range(offset, high_watermark)
         offset_max = high_watermark if end_offset is None else min(end_offset, high_watermark)
         try:
@@ -427,7 +412,7 @@ class LogTablet:
 
     def offset_for_timestamp(self, timestamp_us: int) -> int:
         """Return the first offset with at least this timestamp; else the high watermark."""
-        high_watermark = self._high_watermark
+        high_watermark = self.high_watermark
         try:
             offset = self._chain.offset_for_timestamp(timestamp_us, offset_max=high_watermark)
         except OSError as error:
@@ -478,7 +463,7 @@ class LogTablet:
                 self._roll_if_older(timestamp_us_before)
                 self._chain.expire(
                     timestamp_us_before=timestamp_us_before,
-                    offset_max=min(offset_max, self._high_watermark),
+                    offset_max=min(offset_max, self.high_watermark),
                 )
             try:
                 with self._lock:
@@ -491,7 +476,7 @@ class LogTablet:
 
     def _roll_if_older(self, timestamp_us: int) -> None:
         active = self._active
-        if self._queue or active.needs_sync or active.is_empty or self._read_only_reason:
+        if self._queue.queued or active.needs_sync or active.is_empty or self._read_only_reason:
             return
         if active.first_timestamp_us < timestamp_us:
             # The next batch may belong to a decided transaction, with an earlier time.
