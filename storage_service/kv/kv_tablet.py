@@ -98,8 +98,16 @@ class KvTablet:
         self._store: Final = RocksdbStore(
             path, table_id=table_id, bucket=bucket, options=self._options.store
         )
-        self._marker = self._store.written_marker
-        self._end_seen = self._marker.applied_offset
+        written = self._store.written_marker
+        self.applied_offset = written.applied_offset
+        """The state has all changes below this offset."""
+        self.row_count = written.row_count
+        """The exact number of rows."""
+        self.planned_offset = self.applied_offset
+        """The start offset of the next plan."""
+        self.planned_row_count = 0
+        """The number of rows planned but not applied."""
+        self._end_seen = self.applied_offset
         self._pending: deque[PlannedWrite] = deque()
         # Rows planned but not applied; filled only by a further plan.
         self._planned_rows: PlannedRows | None = None
@@ -109,7 +117,7 @@ class KvTablet:
         self._cache: Final = RowCache(
             budget_bytes=self._options.cache_bytes, segment_bytes=self._options.segment_bytes
         )
-        self._behind: Final = WriteBehind(
+        self.backlog: Final = WriteBehind(
             self._store,
             self._options,
             where=self._where,
@@ -119,8 +127,8 @@ class KvTablet:
         memory = self._options.memory
         self._share: Final = None if memory is None else memory.join()
         self._loader = None
-        if self._marker.row_count:
-            self._cache.start_loading(self._marker.row_count)
+        if self.row_count:
+            self._cache.start_loading(self.row_count)
             self._loader = self._store.scan(chunk_rows=_LOAD_CHUNK_ROWS)
 
     def report_damage(self, to: OnDamage) -> None:
@@ -132,7 +140,7 @@ class KvTablet:
 
         Otherwise RocksDB could have changes lost by the log together with its machine.
         """
-        self._behind.wait_for_applied = wait_for_applied
+        self.backlog.wait_for_applied = wait_for_applied
 
     def change_schema(self, rules: TableRules) -> None:
         """Accept rows of a newer schema version from now on; stored rows stay unchanged.
@@ -151,29 +159,9 @@ class KvTablet:
         self.few_rows = few_rows_plan(rules, self.codec)
 
     @property
-    def applied_offset(self) -> int:
-        """The state has all changes below this offset."""
-        return self._marker.applied_offset
-
-    @property
-    def planned_offset(self) -> int:
-        """The start offset of the next plan."""
-        return self._pending[-1].end_offset if self._pending else self._marker.applied_offset
-
-    @property
-    def planned_row_count(self) -> int:
-        """The number of rows planned but not applied."""
-        return sum(len(planned.keys) for planned in self._pending)
-
-    @property
     def flushed_offset(self) -> int:
         """Changes below this offset are durable here, without the log."""
         return self._store.flushed_marker.applied_offset
-
-    @property
-    def row_count(self) -> int:
-        """The exact number of rows."""
-        return self._marker.row_count
 
     @property
     def is_loaded(self) -> bool:
@@ -182,7 +170,7 @@ class KvTablet:
 
     def memory_bytes(self) -> dict[str, int]:
         """Return bytes by place: `cache`, `backlog`, and RocksDB's parts."""
-        parts = {"cache": self._cache.memory_bytes, "backlog": self._behind.memory_bytes}
+        parts = {"cache": self._cache.memory_bytes, "backlog": self.backlog.memory_bytes}
         return parts | self._store.approximate_bytes()
 
     def plan(
@@ -215,26 +203,39 @@ class KvTablet:
             over.put(planned.keys, planned.values)
         self._saw_rows(planned.values)
         self._pending.append(planned)
+        self.planned_offset = planned.end_offset
+        self.planned_row_count += len(planned.keys)
         self._planned_rows = over
 
-    def apply(self, planned: PlannedWrite) -> None:
-        """Make the oldest planned write part of the state; its changelog is durable."""
+    def apply(self, planned: PlannedWrite) -> bool:
+        """Make the oldest planned write part of the state; its changelog is durable.
+
+        Returns `needs_upkeep`.
+        """
         assert planned is self._pending[0]
         self._absorb(planned)
         self._pending.popleft()
+        self.planned_row_count -= len(planned.keys)
         self._planned_rows = None
+        self._report_memory()
+        return self._loader is not None or self.backlog.is_due or self._cache.is_untidy
 
     def abort(self, planned: PlannedWrite) -> None:
         """Remove a planned write and all later ones: they will not be in the log."""
-        while self._pending.pop() is not planned:
+        while self._abort_last() is not planned:
             pass
-        self._planned_rows = None
 
     def abort_from(self, offset: int) -> None:
         """Remove all writes planned from `offset` on, if any."""
         while self._pending and self._pending[-1].base_offset >= offset:
-            self._pending.pop()
+            self._abort_last()
+
+    def _abort_last(self) -> PlannedWrite:
+        aborted = self._pending.pop()
+        self.planned_offset = aborted.base_offset
+        self.planned_row_count -= len(aborted.keys)
         self._planned_rows = None
+        return aborted
 
     def replay(self, changelog: pa.RecordBatch, *, base_offset: int) -> None:
         """Apply the log's missing changes; the batch starts at `base_offset`."""
@@ -254,6 +255,7 @@ class KvTablet:
             )
             self._saw_rows(planned.values)
             self._absorb(planned)
+            self.planned_offset = self.applied_offset
             self.keep_up()
 
     def restore(self, rows: pa.RecordBatch, versions: npt.NDArray[np.int64]) -> None:
@@ -263,7 +265,7 @@ class KvTablet:
         """
         assert not self._pending
         assert self.applied_offset == 0
-        self._behind.wait_for_room()
+        self.backlog.wait_for_room()
         planned = plan_restore(
             rows, versions, rules=self.rules, codec=self.codec, where=self._where
         )
@@ -279,9 +281,8 @@ class KvTablet:
         Durable on return.
         """
         nothing = pa.array([], pa.binary())
-        self._marker = Marker(end_offset, self.row_count)
-        self._end_seen = end_offset
-        self._behind.add(Piece(nothing, nothing, self._marker))
+        self._end_seen = self.applied_offset = self.planned_offset = end_offset
+        self.backlog.add(Piece(nothing, nothing, Marker(end_offset, self.row_count)))
         self.flush()
 
     def load_some(self, row_count: int) -> bool:
@@ -346,7 +347,7 @@ class KvTablet:
             return None
         size = 0
         if unknown:
-            self._behind.wait()
+            self.backlog.wait()
             size = sum(len(value) for value in values if value is not None)
         for start in range(0, len(unknown), FIRST_STEP_ROWS):
             positions = unknown[start : start + FIRST_STEP_ROWS]
@@ -386,7 +387,7 @@ class KvTablet:
         rows above `bytes_max`.
         """
         start = check_prefix(prefix, self.rules)
-        newer = self._behind.changes_under(start)
+        newer = self.backlog.changes_under(start)
         chunk_rows = min(rows_max + 1, _SCAN_CHUNK_ROWS)
         if chunk_rows > FIRST_STEP_ROWS:
             store_bytes = self._store.approximate_bytes()
@@ -400,22 +401,18 @@ class KvTablet:
         everything = np.ones(len(chosen), dtype=np.bool_)
         return FoundRows(rows=rows, found=everything, end_offset=self._end_seen)
 
-    def check_backlog(self) -> None:
-        """Raise OverloadedError while the backlog for RocksDB forbids further plans."""
-        self._behind.check()
-
     def writes_at_once(self, row_count: int) -> bool:
         """Whether `row_count` rows can be planned and applied without files or moving rows.
 
         Includes rows planned but not applied yet.
         """
         cache = self._cache
-        return cache.complete and not self._behind.is_too_much and cache.has_room(row_count)
+        return cache.complete and not self.backlog.is_too_much and cache.has_room(row_count)
 
     @property
     def needs_upkeep(self) -> bool:
         """Whether `keep_up` has work."""
-        return self._loader is not None or self._behind.is_due or self._cache.is_untidy
+        return self._loader is not None or self.backlog.is_due or self._cache.is_untidy
 
     def keep_up(self) -> None:
         """Load, hand over, evict and move rows, in proportion to the rows applied since.
@@ -432,31 +429,31 @@ class KvTablet:
 
         Then `write_run` on any thread, also during changes of rows, and `end_run`.
         """
-        return self._behind.begin_run()
+        return self.backlog.begin_run()
 
     def write_run(self, run: Run) -> None:
         """Hand a run over, unless already done."""
-        self._behind.write_run(run)
+        self.backlog.write_run(run)
 
     def end_run(self, run: Run) -> None:
         """Allow eviction of a written run's rows; harmless for an ended run."""
-        self._behind.end_run(run)
+        self.backlog.end_run(run)
 
     def keep_to_budget(self) -> None:
         """Release memory above this bucket's current share."""
         self._report_memory()
-        self._behind.hand_over_if_due()
+        self.backlog.hand_over_if_due()
         self._cache.tidy()
         self._report_memory()
 
     def flush(self) -> None:
         """Make all applied rows durable here, so `flushed_offset` becomes `applied_offset`."""
-        self._behind.hand_over()
+        self.backlog.hand_over()
         self._store.flush()
 
     def checkpoint(self, path: Path) -> None:
         """Write a copy to a new `path`, in this bucket's current state."""
-        self._behind.hand_over()
+        self.backlog.hand_over()
         self._store.checkpoint(path)
 
     def keys_written_before(self, offset: int, *, bytes_max: int) -> Generator[pa.RecordBatch]:
@@ -465,7 +462,7 @@ class KvTablet:
         After a long search a part may be empty. The rows are those applied at the first `next`;
         call each `next` while the rows exist.
         """
-        self._behind.hand_over()
+        self.backlog.hand_over()
         for values in _values_before(self._store, offset, self.row_count, bytes_max=bytes_max):
             yield self.codec.decode(values).select(list(self.rules.primary_key))
 
@@ -474,7 +471,7 @@ class KvTablet:
         self._loader = None
         if self._share is not None:
             self._share.leave()
-        self._behind.close()
+        self.backlog.close()
         self._store.close()
 
     def newest(self, hashed: HashedKeys) -> pa.Array:
@@ -529,7 +526,7 @@ class KvTablet:
         values, unknown = cached
         if unknown is None:
             return values
-        self._behind.wait()
+        self.backlog.wait()
         places = np.flatnonzero(unknown)
         places = places[pc.sort_indices(keys.take(pa.array(places))).to_numpy()]
         stored = (read or self._store.get)(keys.take(pa.array(places)))
@@ -541,23 +538,24 @@ class KvTablet:
 
     def _absorb(self, planned: PlannedWrite) -> None:
         # Readers take the end after the rows, so the end covers every row seen.
-        self._end_seen = planned.end_offset
+        end_offset = self._end_seen = planned.end_offset
         self._cache.put(planned.keys, planned.values)
-        self._marker = Marker(planned.end_offset, self.row_count + planned.row_count_delta)
-        self._behind.add(Piece(planned.keys, planned.values, self._marker))
+        self.applied_offset = end_offset
+        self.row_count += planned.row_count_delta
+        marker = Marker(end_offset, self.row_count)
+        self.backlog.add(Piece(planned.keys, planned.values, marker))
         self._applied_rows += len(planned.keys)
-        self._report_memory()
 
     def _saw_rows(self, values: pa.Array) -> None:
         self.row_bytes_max = max(self.row_bytes_max, longest_of(values))
 
     def _report_memory(self) -> None:
         if self._share is not None:
-            used = self._cache.memory_bytes + self._behind.memory_bytes
-            allowed = self._share.report(used)
-            self._behind.limit_memory(allowed)
+            backlog_bytes = self.backlog.memory_bytes
+            allowed = self._share.report(self._cache.memory_bytes + backlog_bytes)
+            self.backlog.memory_allowed = allowed
             self._cache.budget_bytes = min(
-                self._options.cache_bytes, max(allowed - self._behind.memory_bytes, 0)
+                self._options.cache_bytes, max(allowed - backlog_bytes, 0)
             )
 
     def _expect_reads(self) -> None:

@@ -127,7 +127,7 @@ class ServiceApp:
             receive,
             send,
             request_id=self._request_id(scope),
-            stall_timeout_ms=self._service.config.answer_stall_timeout_ms,
+            config=self._service.config,
         )
         REQUEST_ID.set(exchange.request_id)
         started = time.perf_counter()
@@ -197,6 +197,9 @@ class ServiceApp:
     async def _dispatch(self, exchange: HttpExchange, match: RouteMatch | None) -> None:
         if match is not None and match.route.answer is Answer.DATA:
             exchange.route = match.route.name
+            if not match.route.is_read:
+                # A write always waits for its commit: measured, a start without a task saved nothing.
+                await own_task()
             await DATA_ANSWERS[exchange.route](exchange, self._service, **match.parameters)
             return
         await own_task()

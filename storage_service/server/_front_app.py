@@ -73,7 +73,7 @@ class FrontApp:
             receive,
             send,
             request_id=secrets.token_hex(6),
-            stall_timeout_ms=self._config.answer_stall_timeout_ms,
+            config=self._config,
         )
         try:
             await self._answer(exchange)

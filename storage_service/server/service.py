@@ -207,6 +207,17 @@ class Service:
             return await self.run_blocking(function, body, *args)
         return function(body, *args)
 
+    async def decode(self, function: Callable[..., _T], body: bytes, *args: Any) -> _T:
+        """Decode the body of a write as `run_by_size`; then check that this process may write."""
+        if len(body) > self.config.inline_bytes_max:
+            decoded = await self.run_blocking(function, body, *args)
+        else:
+            decoded = function(body, *args)
+        stage_ended("decode")
+        if self.tenure is not None:
+            self.tenure.check_write()
+        return decoded
+
     async def first_since(self, questions: Sequence[TimeQuestion]) -> list[Answer]:
         """Return the first row of a time or later for each question, in log or lake.
 
@@ -308,9 +319,7 @@ class Service:
     async def rows_body(self, exchange: HttpExchange, memory: HeldBody) -> bytes:
         """Receive the body of a request that writes rows; `memory` counts the body's memory."""
         self.manager.disk_budget.check()
-        # A write always waits for its commit: measured, a start without a task saved nothing.
-        await own_task()
-        body = await self.read_body(exchange, memory)
+        body = await exchange.read_body(memory)
         self.metrics.received_bytes.inc(len(body))
         return body
 
@@ -318,17 +327,7 @@ class Service:
     async def held_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
         """Receive the body of a request, and hold its memory within the context."""
         with self.body_memory.body(exchange.caller.name) as memory:
-            yield await self.read_body(exchange, memory)
-
-    async def read_body(self, exchange: HttpExchange, memory: HeldBody) -> bytes:
-        """Receive the body of a request; `memory` counts the body's memory."""
-        body = await exchange.read_body(
-            memory,
-            bytes_max=getattr(self.config, exchange.body.limit_name),
-            timeout_ms=self.config.body_read_timeout_ms,
-        )
-        stage_ended("body")
-        return body
+            yield await exchange.read_body(memory)
 
     def report(self, exchange: Exchange, error: StreamhouseError) -> None:
         """Count an answered error; log the error as a warning if an operator should see it."""

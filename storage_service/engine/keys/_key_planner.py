@@ -24,13 +24,15 @@ from streamhouse.core.errors import (
     InternalError,
     RequestTooLargeError,
     StreamhouseError,
+    UnknownOutcomeError,
 )
 from streamhouse.core.traces.stages import Stages
+from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, PlannedPart, plan_writes
-from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.log.append_queue import AppendResult, RoutedBatch
 
 __all__ = ["SHORT_PLANS", "KeyPart", "KeyPlanner", "KeyRequest"]
 
@@ -81,6 +83,8 @@ class KeyRequest:
     """That of all its rows; None: it is not planned with others."""
     numbered_buckets: frozenset[tuple[int, int]] = frozenset()
     """The (writer, bucket) pairs whose next sequences it uses."""
+    is_published: bool = field(init=False)
+    """False: a piece of a transaction, which is published later and not with others."""
 
     def __post_init__(self) -> None:
         writes = self.writes
@@ -92,10 +96,36 @@ class KeyRequest:
         if self.writer_id:
             self.numbered_buckets = frozenset((self.writer_id, write.bucket) for write in writes)
 
-    @property
-    def is_published(self) -> bool:
-        """False: a piece of a transaction, which is published later and not with others."""
-        return self.timestamp_us is None
+        self.is_published = self.timestamp_us is None
+
+    def answer(self, buckets: Sequence[KeyBucket], commit_error: StreamhouseError | None) -> None:
+        """Give the caller the offsets, or the error; nothing for a caller that has gone."""
+        if self.done.done():
+            return
+        if self.error is not None:
+            self.done.set_exception(self.error)
+            return
+        timestamp_us = 0
+        ranges: dict[int, tuple[int, int]] = {}
+        for part in self.parts:
+            bucket = buckets[part.bucket]
+            visible = bucket.log.high_watermark if self.is_published else bucket.rows.applied_offset
+            if part.write is not None and part.end > visible:
+                not_applied = UnknownOutcomeError(
+                    f"{bucket.where}: the changes are stored but could not be applied; restart the"
+                    " service, which applies them, and repeat the request with the same writer id"
+                    " and sequence"
+                )
+                self.done.set_exception(commit_error or not_applied)
+                return
+            ranges[part.bucket] = (part.start, part.end)
+            timestamp_us = max(timestamp_us, part.timestamp_us)
+        self.done.set_result(Appended(ranges=ranges, timestamp_us=timestamp_us or clock_us()))
+
+    def give_up(self) -> None:
+        """Answer a request that has no answer because of a bug, or because the writer has ended."""
+        if not self.done.done():
+            self.done.set_exception(InternalError("the write failed; see the log"))
 
 
 class KeyPlanner:
@@ -131,6 +161,18 @@ class KeyPlanner:
             and values <= _SHORT_VALUES
             and max(size, met) <= _SHORT_BYTES
         )
+
+    def plan_at_once(self, requests: Sequence[KeyRequest]) -> tuple[bool, Iterator[None] | None]:
+        """Plan as much as takes little time and waits for no disk.
+
+        Returns `is_short`, and the remaining steps of `plan` for a thread, or None after the last.
+        """
+        is_short = self.is_short(requests)
+        steps = self.plan(requests)
+        for _ in range(SHORT_PLANS + 1 if is_short else 1):
+            if next(steps, self) is self:
+                return is_short, None
+        return is_short, steps
 
     def plan(self, requests: Sequence[KeyRequest]) -> Iterator[None]:
         """Give every request its parts, or its error, in steps of one plan; for who has the rows.
@@ -178,15 +220,26 @@ class KeyPlanner:
 
     def _plan(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> None:
         """Plan writes of requests with the same columns as one; raises, and nothing is planned."""
-        known = [self._known(write, request) for write, request in asked]
-        new = [write for (write, _), part in zip(asked, known, strict=True) if part is None]
+        new: list[KeyWrite] = []
+        repeated: list[AppendResult | None] = []
+        for write, request in asked:
+            batch = self._buckets[write.bucket].repetition_of(write, request.writer_id)
+            repeated.append(batch)
+            if batch is None:
+                new.append(write)
         rows = [bucket.rows for bucket in self._buckets]
         planned = iter(plan_writes(rows, new, columns=asked[0][1].columns) if new else ())
-        parts = [
-            part or self._part(write, request, next(planned))
-            for (write, request), part in zip(asked, known, strict=True)
-        ]
-        writes = {part.bucket: part.write for part in parts if part.write is not None}
+        parts: list[KeyPart] = []
+        writes: dict[int, PlannedWrite] = {}
+        for (write, request), batch in zip(asked, repeated, strict=True):
+            if batch is not None:
+                ends = batch.base_offset, batch.end_offset
+                parts.append(KeyPart(write.bucket, *ends, timestamp_us=batch.timestamp_us))
+                continue
+            part = self._part(write, request, next(planned))
+            parts.append(part)
+            if part.write is not None:
+                writes[part.bucket] = part.write
         starts = [(rows[bucket], rows[bucket].planned_offset) for bucket in writes]
         try:
             for bucket, planned_write in writes.items():
@@ -198,19 +251,6 @@ class KeyPlanner:
             raise
         for (_, request), part in zip(asked, parts, strict=True):
             request.parts.append(part)
-
-    def _known(self, write: KeyWrite, request: KeyRequest) -> KeyPart | None:
-        """Return what became of a repeated write; raises if the bucket takes none."""
-        bucket = self._buckets[write.bucket]
-        bucket.check_writable()
-        if not request.writer_id:
-            return None
-        known = bucket.log.find_batch(
-            request.writer_id, sequence=write.sequence, continuity=write.continuity
-        )
-        if known is None:
-            return None
-        return KeyPart(write.bucket, known.base_offset, known.end_offset, known.timestamp_us)
 
     def _part(self, write: KeyWrite, request: KeyRequest, planned: PlannedPart) -> KeyPart:
         start, end = planned.start, planned.end
@@ -236,18 +276,18 @@ class KeyPlanner:
         return KeyPart(write.bucket, start, end, 0, planned.write, batch)
 
 
-def _together(requests: Sequence[KeyRequest]) -> Iterator[list[KeyRequest]]:
-    """Yield the requests in order, those that can be planned together in one list."""
-    together: list[KeyRequest] = []
+def _together(requests: Sequence[KeyRequest]) -> list[list[KeyRequest]]:
+    """Return the requests in order, those that can be planned together in one list."""
+    groups: list[list[KeyRequest]] = []
     rows = 0
     for request in requests:
         rows += request.row_count
-        if together and (rows > _TOGETHER_ROWS_MAX or not _are_alike(together[0], request)):
-            yield together
-            together, rows = [], request.row_count
-        together.append(request)
-    if together:
-        yield together
+        if groups and rows <= _TOGETHER_ROWS_MAX and _are_alike(groups[-1][0], request):
+            groups[-1].append(request)
+        else:
+            groups.append([request])
+            rows = request.row_count
+    return groups
 
 
 def _are_alike(one: KeyRequest, other: KeyRequest) -> bool:

@@ -38,7 +38,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -46,25 +45,15 @@ from concurrent.futures import Executor
 from typing import Final, TypeVar
 
 from streamhouse.core.errors import (
-    CorruptDataError,
-    InternalError,
-    StorageFailedError,
     StreamhouseError,
     UnavailableError,
-    UnknownOutcomeError,
 )
 from streamhouse.core.traces.stages import STAGES
-from streamhouse.storage_service.directory.runtime import clock_us
-from streamhouse.storage_service.engine.keys._key_planner import (
-    SHORT_PLANS,
-    KeyPart,
-    KeyPlanner,
-    KeyRequest,
-)
+from streamhouse.storage_service.engine.keys._key_planner import KeyPlanner, KeyRequest
+from streamhouse.storage_service.engine.keys._key_round import KeyRound
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
 
 __all__ = ["KeyWriter"]
@@ -80,37 +69,6 @@ _LOAD_ROWS: Final = 20_000
 _OVERLAPPING_ROWS: Final = 512
 # A client needs about so long for its next request after an answer.
 _QUIET_TURNS: Final = 2
-
-
-class _Round:
-    """Requests that are planned, stored and applied together; `outcome` is there once stored."""
-
-    def __init__(self, requests: Sequence[KeyRequest]) -> None:
-        self.requests = requests
-        self.is_short = False
-        self.outcome: CommitOutcome | None = None
-        self._followed = [r.stages for r in requests if r.stages is not None]
-
-    def end_stage(self, name: str) -> None:
-        """Tell who follows its requests."""
-        for stages in self._followed:
-            stages.end(name)
-
-    def end_commit(self, outcome: CommitOutcome) -> None:
-        """Tell who follows its requests what storing it took."""
-        for stages in self._followed:
-            outcome.tell(stages)
-
-    @property
-    def is_published(self) -> bool:
-        """False: its one request is a piece of a transaction."""
-        return self.requests[0].is_published
-
-    @property
-    def changes(self) -> list[tuple[KeyPart, RoutedBatch]]:
-        """What of it is to be stored, in order."""
-        parts = [part for request in self.requests for part in request.parts]
-        return [(part, part.changes) for part in parts if part.changes is not None]
 
 
 class KeyWriter:
@@ -133,9 +91,9 @@ class KeyWriter:
         self._executor = executor
         self._on_published = on_published
         self._waiting: deque[KeyRequest] = deque()
-        self._stored: _Round | None = None
+        self._stored: KeyRound | None = None
         """The round whose changes the commit thread has."""
-        self._planned: _Round | None = None
+        self._planned: KeyRound | None = None
         """The round after it, planned on top of it."""
         self._is_shared = False
         """Whether the last round had several requests."""
@@ -152,15 +110,15 @@ class KeyWriter:
         # A table's writer is nobody's: what it logs must not have the id of one request.
         self._running = self._loop.create_task(self._run(), context=contextvars.Context())
 
-    async def write(
+    def write(
         self,
         writes: Sequence[KeyWrite],
         *,
         columns: Sequence[str] | None,
         writer_id: int,
         timestamp_us: int | None = None,
-    ) -> Appended:
-        """Store all of `writes`, one a bucket, or nothing; durable and visible on return.
+    ) -> asyncio.Future[Appended]:
+        """Store all of `writes`, one a bucket, or nothing; durable and visible once done.
 
         Once taken it happens, whatever becomes of the caller.
 
@@ -176,7 +134,7 @@ class KeyWriter:
         request = KeyRequest(writes, columns, writer_id, done, timestamp_us, stages)
         self._waiting.append(request)
         self._changed.set()
-        return await done
+        return done
 
     async def settle(self) -> None:
         """Return when all writes taken so far are answered."""
@@ -234,7 +192,8 @@ class KeyWriter:
                     self._give_up(error)
         finally:
             self._fail_rounds()
-            _fail(self._waiting)
+            for request in self._waiting:
+                request.give_up()
 
     async def _step(self) -> None:
         """Do what is next; wait if there is nothing."""
@@ -295,63 +254,34 @@ class KeyWriter:
 
     async def _plan(self, requests: Sequence[KeyRequest]) -> None:
         """Plan the requests that wait first, on top of the round that is stored if there is one."""
-        self._planned = planned = _Round(requests)
+        planned = KeyRound(requests, self._buckets, on_stored=self._changed.set)
+        self._planned = planned
         planned.end_stage("turn")
         self._is_shared, self._seen = len(requests) > 1, 0
         for _ in requests:
             self._waiting.popleft()
         async with self._turn:
-            planned.is_short = self._planner.is_short(requests)
-            plans = self._planner.plan(requests)
-            count = SHORT_PLANS if planned.is_short else 0
-            if sum(1 for _ in itertools.islice(plans, count + 1)) > count:
-                await self._loop.run_in_executor(self._executor, deque, plans, 0)
+            planned.is_short, steps = self._planner.plan_at_once(requests)
+            if steps is not None:
+                await self._loop.run_in_executor(self._executor, deque, steps, 0)
         planned.end_stage("plan")
 
     def _store(self) -> None:
         """Let the planned changes become durable, all as one unit."""
         assert self._planned is not None
-        self._check_continues(self._planned)
+        unit = self._planned.unit()
         stored, self._planned = self._planned, None
         self._stored = stored
-        unit = [(self._buckets[part.bucket].log, changes) for part, changes in stored.changes]
-
-        def on_done(outcome: CommitOutcome) -> None:
-            stored.outcome = outcome
-            self._changed.set()
-
         if not unit:
-            on_done(CommitOutcome((), None))
+            stored.end_commit(CommitOutcome((), None))
             return
         try:
-            self._submit(unit, on_done)
+            self._submit(unit, stored.end_commit)
         except StreamhouseError as error:
-            on_done(CommitOutcome((), error))
+            stored.end_commit(CommitOutcome((), error))
 
-    def _check_continues(self, planned: _Round) -> None:
-        """Raise unless the changes continue the logs, and nothing else is planned beside them.
-
-        A log that has anything else is no history, and nothing could take that back.
-        """
-        ends: dict[int, int] = {}
-        for part, changes in planned.changes:
-            end = ends.get(part.bucket, self._buckets[part.bucket].log.log_end_offset)
-            if part.start != end or part.end - end != changes.row_count:
-                raise InternalError(
-                    f"{self._buckets[part.bucket].where}: changes are planned from offset"
-                    f" {part.start} to {part.end}, but its log ends at {end}"
-                )
-            ends[part.bucket] = part.end
-        for number, end in ends.items():
-            if self._buckets[number].rows.planned_offset != end:
-                raise InternalError(
-                    f"{self._buckets[number].where}: more is planned than what is stored next"
-                )
-
-    async def _finish(self, stored: _Round, outcome: CommitOutcome) -> None:
+    async def _finish(self, stored: KeyRound, outcome: CommitOutcome) -> None:
         """Apply and publish what is durable of a round, and answer it."""
-        requests = stored.requests
-        stored.end_commit(outcome)
         try:
             if self._planned is not None and outcome.error is not None:
                 await self._plan_again(self._planned.requests)
@@ -360,26 +290,19 @@ class KeyWriter:
                 self._store()
             if self._stored is stored:
                 self._stored = None
-            for (part, _), result in zip(stored.changes, outcome.results, strict=False):
-                assert result.base_offset == part.start, "nobody else appends to these logs"
-                part.timestamp_us = result.timestamp_us
             async with self._turn:
                 if stored.is_short:
-                    ends = self._apply(requests)
+                    stored.apply()
                 else:
-                    ends = await self._loop.run_in_executor(self._executor, self._apply, requests)
-                self._untidy.update(b for b in ends if self._buckets[b].rows.needs_upkeep)
-            stored.end_stage("apply")
-            if stored.is_published:
-                # In one step, with nothing else running in between.
-                for number, (end, row_count) in ends.items():
-                    self._buckets[number].publish(end, row_count=row_count)
-            # Also where nothing was published: who waits for it must see that it failed.
-            self._on_published({part.bucket for request in requests for part in request.parts})
-            for request in requests:
-                self._answer(request, outcome.error)
+                    await self._loop.run_in_executor(self._executor, stored.apply)
+            # In one step, with nothing else running in between.
+            self._untidy |= stored.untidy
+            self._on_published(stored.publish())
+            for request in stored.requests:
+                request.answer(self._buckets, outcome.error)
         finally:
-            _fail(requests)
+            for request in stored.requests:
+                request.give_up()
 
     async def _plan_again(self, requests: Sequence[KeyRequest]) -> None:
         """Take back the round that was planned on top of one that failed."""
@@ -421,36 +344,6 @@ class KeyWriter:
     def _load(self) -> bool:
         return sum(bucket.rows.load_some(_LOAD_ROWS) for bucket in self._buckets) > 0
 
-    def _apply(self, requests: Iterable[KeyRequest]) -> dict[int, tuple[int, int]]:
-        """Apply what is durable, take back the rest; return bucket -> (end, row count)."""
-        ends: dict[int, tuple[int, int]] = {}
-        taken_back: set[int] = set()
-        for part in (part for request in requests for part in request.parts):
-            if part.write is None or part.bucket in taken_back:
-                continue
-            bucket = self._buckets[part.bucket]
-            end = part.write.end_offset
-            if end > bucket.log.log_end_offset:
-                # It and what was planned on top of it.
-                bucket.rows.abort(part.write)
-                taken_back.add(part.bucket)
-                continue
-            try:
-                bucket.check_usable()
-                if end > bucket.rows.applied_offset:
-                    bucket.rows.apply(part.write)
-                ends[part.bucket] = (end, bucket.rows.row_count)
-            except (CorruptDataError, StorageFailedError) as error:
-                if bucket.is_damaged:
-                    # They are made again from what the log shows.
-                    ends[part.bucket] = (end, bucket.row_count)
-                elif bucket.is_usable:
-                    bucket.fail(f"a durable change was not applied: {error.message}")
-            except Exception as error:  # noqa: BLE001 - outermost: what is durable must not be lost
-                bucket.fail(f"a durable change was not applied: {error!r}")
-                self._report(error)
-        return ends
-
     def _give_up(self, error: Exception) -> None:
         """Let nothing more be written until a restart, after a bug."""
         for bucket in self._buckets:
@@ -464,36 +357,10 @@ class KeyWriter:
         _logger.error("event=bug table=%s", self._table, exc_info=bug)
 
     def _fail_rounds(self) -> None:
-        for left in filter(None, (self._stored, self._planned)):
-            _fail(left.requests)
+        for unfinished in filter(None, (self._stored, self._planned)):
+            for request in unfinished.requests:
+                request.give_up()
         self._stored = self._planned = None
-
-    def _answer(self, request: KeyRequest, error: StreamhouseError | None) -> None:
-        if request.done.done():
-            return
-        if request.error is not None:
-            request.done.set_exception(request.error)
-            return
-        for part in request.parts:
-            if part.write is None:
-                continue
-            bucket = self._buckets[part.bucket]
-            visible = bucket.log.high_watermark
-            if part.end > (visible if request.is_published else bucket.rows.applied_offset):
-                not_applied = UnknownOutcomeError(
-                    f"{bucket.where}: the changes are stored but could not be applied; restart the"
-                    " service, which applies them, and repeat the request with the same writer id"
-                    " and sequence"
-                )
-                request.done.set_exception(error or not_applied)
-                return
-        request.done.set_result(
-            Appended(
-                ranges={part.bucket: (part.start, part.end) for part in request.parts},
-                timestamp_us=max((part.timestamp_us for part in request.parts), default=0)
-                or clock_us(),
-            )
-        )
 
 
 def _keep_up(buckets: Iterable[KeyBucket]) -> None:
@@ -502,10 +369,3 @@ def _keep_up(buckets: Iterable[KeyBucket]) -> None:
             bucket.rows.keep_up()
         except StreamhouseError as error:
             _logger.warning("event=upkeep_failed bucket=%r why=%r", bucket.where, error.message)
-
-
-def _fail(requests: Iterable[KeyRequest]) -> None:
-    """Answer those that have no answer because of a bug, or because the loop ends."""
-    for request in requests:
-        if not request.done.done():
-            request.done.set_exception(InternalError("the write failed; see the log"))

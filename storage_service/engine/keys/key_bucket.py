@@ -28,11 +28,15 @@ from streamhouse.core.model.schema_change import read_stored
 from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.directory.state_file import read_json, replace_json
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.kv.table_rules import TableRules
+from streamhouse.storage_service.log.append_queue import AppendResult
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
 
 __all__ = [
+    "AppliedRows",
     "Damage",
     "KeyBucket",
     "damage_of",
@@ -90,6 +94,14 @@ def replay_log(
             rows.replay(changes, base_offset=frame.base_offset)
     if rows.applied_offset > start:
         _logger.info("event=replayed bucket=%r start=%d end=%d", where, start, rows.applied_offset)
+
+
+class AppliedRows(NamedTuple):
+    """The rows of a bucket after an applied write, ready to be published."""
+
+    end_offset: int
+    row_count: int
+    needs_upkeep: bool
 
 
 class KeyBucket:
@@ -154,6 +166,35 @@ class KeyBucket:
                 f"{self.where} is read-only, because the disk failed; check the disk and restart"
                 " the service"
             )
+
+    def repetition_of(self, write: KeyWrite, writer_id: int) -> AppendResult | None:
+        """Return the stored batch that `write` repeats, if any.
+
+        Raises if the bucket takes no writes, and for a sequence out of order.
+        """
+        self.check_writable()
+        if not writer_id:
+            return None
+        return self.log.find_batch(writer_id, sequence=write.sequence, continuity=write.continuity)
+
+    def apply(self, write: PlannedWrite) -> AppliedRows | None:
+        """Apply a durable write, unless it is applied; for the holder of the rows.
+
+        Returns None once durable changes cannot be applied any more. Changes of damaged rows are
+        published all the same: the rows are made again from the changelog.
+        """
+        end, needs_upkeep = write.end_offset, False
+        try:
+            self.check_usable()
+            if end > self.rows.applied_offset:
+                needs_upkeep = self.rows.apply(write)
+        except (CorruptDataError, StorageFailedError) as error:
+            if self.is_damaged:
+                return AppliedRows(end, self.row_count, False)
+            if self.is_usable:
+                self.fail(f"a durable change was not applied: {error.message}")
+            return None
+        return AppliedRows(end, self.rows.row_count, needs_upkeep)
 
     def fail(self, reason: str) -> None:
         """Take the rows out of use: durable changes could not be applied to them."""

@@ -54,16 +54,13 @@ class RowArena:
         self._order: deque[int] = deque()
         self._used: dict[int, int] = {}
         self._live: dict[int, int] = {}
+        self.memory_bytes = 0
+        """The bytes written to segments that are not dropped."""
 
     @property
     def segments(self) -> Segments:
         """Return the segments with the rows at all current locations, valid after later drops."""
         return self._buffers
-
-    @property
-    def memory_bytes(self) -> int:
-        """The bytes written to segments that are not dropped."""
-        return sum(self._used.values())
 
     def append(self, values: pa.Array) -> Locations:
         """Copy `values` (without nulls) in; return their locations."""
@@ -87,12 +84,14 @@ class RowArena:
             )
             self._used[segment] += size
             self._live[segment] += size
+            self.memory_bytes += size
             first = last
         return locations
 
-    def append_few(self, rows: Sequence[bytes]) -> list[int]:
-        """As `append`, for few rows."""
+    def append_few(self, rows: Sequence[bytes]) -> tuple[list[int], set[int]]:
+        """As `append`, for few rows; return also the segments."""
         locations = []
+        segments = set()
         for row in rows:
             size = len(row)
             segment = self._segment_with(size)
@@ -101,7 +100,9 @@ class RowArena:
             locations.append((segment << _SEGMENT_SHIFT) | (position << _POSITION_BITS) | size)
             self._used[segment] = position + size
             self._live[segment] += size
-        return locations
+            self.memory_bytes += size
+            segments.add(segment)
+        return locations, segments
 
     def release_few(self, locations: Iterable[int]) -> None:
         """As `release`, for few rows."""
@@ -145,6 +146,10 @@ class RowArena:
         row = self._views[location >> _SEGMENT_SHIFT][position : position + (location & _LOW_24)]
         return row.tobytes()
 
+    def few_rows_at(self, locations: Iterable[int]) -> list[bytes | None]:
+        """As `rows_at`, for few rows."""
+        return [self.row_at(location) if location else None for location in locations]
+
     def oldest(self, *, except_: Collection[int]) -> int | None:
         """Return the segment filled first, if full and not excepted."""
         if len(self._order) < 2 or self._order[0] in except_:
@@ -159,11 +164,6 @@ class RowArena:
         share = {segment: self._live[segment] / self._used[segment] for segment in full}
         best = min(share, key=share.__getitem__)
         return best if share[best] < below else None
-
-    @staticmethod
-    def segment_of(location: int) -> int:
-        """Return the segment of a location."""
-        return location >> _SEGMENT_SHIFT
 
     @staticmethod
     def segments_of(locations: Locations) -> set[int]:
@@ -183,7 +183,8 @@ class RowArena:
         self._order.remove(segment)
         self._replace_buffer(segment, _NOTHING)
         self._views[segment] = memoryview(_NOTHING)
-        del self._used[segment], self._live[segment]
+        self.memory_bytes -= self._used.pop(segment)
+        del self._live[segment]
         self._free.append(segment)
 
     def _segment_with(self, room: int) -> int:

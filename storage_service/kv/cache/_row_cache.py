@@ -128,7 +128,8 @@ class RowCache:
         self._lock: Final = threading.Lock()
         self._index = HashIndex()
         self._arena: Final = RowArena(segment_bytes=min(segment_bytes, SEGMENT_BYTES_MAX))
-        self._complete = True
+        self.complete = True
+        """Whether keys missing from the cache have no row."""
         self._loading = False
         # Segments with rows, and keys of deletes, possibly missing from RocksDB.
         self._pinned: set[int] = set()
@@ -140,11 +141,6 @@ class RowCache:
         # Both hashes of one key after those of another.
         self._deleted = array("Q")
         self._deleted_by_run = array("Q")
-
-    @property
-    def complete(self) -> bool:
-        """Whether keys missing from the cache have no row."""
-        return self._complete
 
     @property
     def memory_bytes(self) -> int:
@@ -180,7 +176,7 @@ class RowCache:
         missing = slots < 0
         locations = self._index.numbers[slots]
         locations[missing] = _DELETED
-        unknown = None if self._complete or not missing.any() else missing
+        unknown = None if self.complete or not missing.any() else missing
         return _Located(locations, unknown, self._arena.segments)
 
     def get_to_write(self, hashed: HashedKeys, bytes_max: int) -> CachedRows | None:
@@ -193,12 +189,18 @@ class RowCache:
     def get_few_to_write(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
         """As `get_to_write`, for few keys; None if a key is unknown."""
         self._few_read = _FewRead({}, -1)
-        places = {key: self._place_of(key) for key in keys}
+        index, hash_of = self._index, self._hasher.one
+        places: dict[bytes, _Place] = {}
+        locations: list[int] = []
+        for key in keys:
+            first, second = hash_of(key)
+            slot = index.find_one(first, second)
+            if slot < 0 and not self.complete:
+                return None
+            places[key] = _Place(first, second, slot)
+            locations.append(0 if slot < 0 else index.number_at(slot))
         self._few_read = _FewRead(places, self._changes)
-        if not self._complete and any(place.slot < 0 for place in places.values()):
-            return None
-        at = (0 if slot < 0 else self._index.number_at(slot) for _, _, slot in places.values())
-        return [self._arena.row_at(location) if location else None for location in at]
+        return self._arena.few_rows_at(locations)
 
     def get_few(self, hashes: Sequence[tuple[int, int]], *, bytes_max: int) -> FewRows | None:
         """As `get_within` for the hashes of few keys, in a fraction of the time."""
@@ -207,7 +209,7 @@ class RowCache:
         with self._lock:
             for first, second in hashes:
                 slot = self._index.find_one(first, second)
-                if slot < 0 and not self._complete:
+                if slot < 0 and not self.complete:
                     unknown.append(len(values))
                 location = self._index.number_at(slot) if slot >= 0 else 0
                 bytes_max -= self._arena.bytes_of(location)
@@ -239,31 +241,30 @@ class RowCache:
         self._arena.release(previous_numbers[previous_numbers != _DELETED])
 
     def _put_few(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        locations = iter(self._arena.append_few([row for row in values if row is not None]))
+        appended, segments = self._arena.append_few([row for row in values if row is not None])
+        self._pinned |= segments
+        locations = iter(appended)
         if not self._index.room_for(len(keys)):
             self._resize_index(len(keys))
-        places = [self._place_of(key) for key in keys]
+        index, read = self._index, self._few_read
+        places = read.places if read.changes == self._changes else {}
+        at = []
+        for key in keys:
+            at.append(places.get(key) or self._place_of(key))
         replaced = []
         with self._lock:
-            for (first, second, slot), value in zip(places, values, strict=True):
+            for (first, second, slot), value in zip(at, values, strict=True):
                 location = 0 if value is None else next(locations)
                 if slot < 0:
-                    self._index.insert_one(first, second, location)
+                    index.insert_one(first, second, location)
                     self._changes += 1
                 else:
-                    replaced.append(self._index.number_at(slot))
-                    self._index.set_number_at(slot, location)
-                if location:
-                    self._pinned.add(self._arena.segment_of(location))
-                else:
+                    replaced.append(index.replace_number(slot, location))
+                if not location:
                     self._deleted.extend((first, second))
         self._arena.release_few(filter(None, replaced))
 
     def _place_of(self, key: bytes) -> _Place:
-        if self._few_read.changes == self._changes:
-            place = self._few_read.places.get(key)
-            if place is not None:
-                return place
         first, second = self._hasher.one(key)
         return _Place(first, second, self._index.find_one(first, second))
 
@@ -301,7 +302,7 @@ class RowCache:
 
     def start_loading(self, row_count: int) -> None:
         """Declare `row_count` rows in RocksDB; `load` all of them, then `finish_loading`."""
-        self._complete = False
+        self.complete = False
         self._loading = True
         if self._index.memory_of(row_count) < self.budget_bytes // 2:
             self._resize_index(row_count)
@@ -332,7 +333,7 @@ class RowCache:
         """End loading with completeness: missing keys are absent."""
         if self._loading:
             self._loading = False
-            self._complete = True
+            self.complete = True
 
     def has_room(self, count: int) -> bool:
         """Whether `put` of `count` rows is quick: no copy of the index, or a small one."""
@@ -341,14 +342,13 @@ class RowCache:
     @property
     def is_untidy(self) -> bool:
         """Whether `tidy` has work."""
+        below = self._sparse_below
+        evicts = self.memory_bytes > self.budget_bytes
         return (
-            (
-                self.memory_bytes > self.budget_bytes
-                and self._arena.oldest(except_=self._pinned_segments) is not None
-            )
+            not self.has_room(_SPARE_ROWS)
             or self._index.is_sparse
-            or not self.has_room(_SPARE_ROWS)
-            or self._sparsest() is not None
+            or self._arena.sparsest(below=below) is not None
+            or (evicts and self._arena.oldest(except_=self._pinned_segments) is not None)
         )
 
     def tidy(self) -> None:
@@ -366,14 +366,15 @@ class RowCache:
                 self._resize_index(0)
         if self._index.is_sparse or not self.has_room(_SPARE_ROWS):
             self._resize_index(0)
-        sparsest = self._sparsest()
+        sparsest = self._arena.sparsest(below=self._sparse_below)
         if sparsest is not None:
             self._empty(sparsest)
 
-    def _sparsest(self) -> int | None:
-        """Return the next segment to empty."""
+    @property
+    def _sparse_below(self) -> float:
+        """The share of live rows below which a segment is emptied."""
         is_short = self.memory_bytes > self.budget_bytes // 2
-        return self._arena.sparsest(below=_SPARSE_IF_SHORT if is_short else _SPARSE)
+        return _SPARSE_IF_SHORT if is_short else _SPARSE
 
     def _append(self, values: pa.Array) -> Hashes:
         """Append rows missing from RocksDB."""
@@ -411,7 +412,7 @@ class RowCache:
         slots = self._arena.in_segment(self._index.numbers, segment)
         self._changes += 1
         with self._lock:
-            self._complete = False
+            self.complete = False
             self._index.remove(slots)
             self._arena.drop(segment)
 

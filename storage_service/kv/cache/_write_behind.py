@@ -68,19 +68,11 @@ class WriteBacklog:
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
-        self._rows = 0
-        self._bytes = 0
-        self._tail = _Tail()
-
-    @property
-    def rows(self) -> int:
+        self.rows = 0
         """The number of waiting changes."""
-        return self._rows
-
-    @property
-    def memory_bytes(self) -> int:
+        self.memory_bytes = 0
         """The bytes of waiting changes."""
-        return self._bytes
+        self._tail = _Tail()
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
@@ -88,13 +80,18 @@ class WriteBacklog:
     def add(self, piece: Piece) -> None:
         """Append changes."""
         rows, size = len(piece.keys), bytes_of(piece.keys) + bytes_of(piece.values)
-        piece = _without_others(piece, size)
-        self._rows += rows
-        self._bytes += size
-        tail = self._tail.with_piece(rows, size)
+        retained_bytes = piece.keys.get_total_buffer_size() + piece.values.get_total_buffer_size()
+        if retained_bytes > 2 * size + _HELD_BESIDE_BYTES:
+            piece = _joined([piece])
+        self.rows += rows
+        self.memory_bytes += size
+        last = self._tail
+        tail = _Tail(last.pieces + 1, last.rows + rows, last.bytes + size)
+        if tail.rows > _JOINED_ROWS_MAX or tail.bytes > _JOINED_BYTES_MAX:
+            tail = _Tail(1, rows, size)
         if tail.pieces == 1:
             # The piece is too large for the previous pieces; they are joined as they are.
-            self._pieces = [*_end_joined(self._pieces, self._tail.pieces), piece]
+            self._pieces = [*_end_joined(self._pieces, last.pieces), piece]
         elif tail.pieces < _SMALL_PIECES_MAX:
             self._pieces = [*self._pieces, piece]
         else:
@@ -120,7 +117,8 @@ class WriteBacklog:
         """Return the changes of `older` followed by these."""
         both = WriteBacklog()
         both._pieces = [*older._pieces, *self._pieces]
-        both._rows, both._bytes = older._rows + self._rows, older._bytes + self._bytes
+        both.rows = older.rows + self.rows
+        both.memory_bytes = older.memory_bytes + self.memory_bytes
         both._tail = self._tail
         return both
 
@@ -140,19 +138,6 @@ class _Tail(NamedTuple):
     pieces: int = 0
     rows: int = 0
     bytes: int = 0
-
-    def with_piece(self, rows: int, size: int) -> _Tail:
-        """Return the tail with a further piece, or the piece alone if the tail is full."""
-        tail = _Tail(self.pieces + 1, self.rows + rows, self.bytes + size)
-        if tail.rows > _JOINED_ROWS_MAX or tail.bytes > _JOINED_BYTES_MAX:
-            return _Tail(1, rows, size)
-        return tail
-
-
-def _without_others(piece: Piece, size: int) -> Piece:
-    """Return a copy of the piece, of `size` bytes, if it holds much larger arrays."""
-    retained_bytes = piece.keys.get_total_buffer_size() + piece.values.get_total_buffer_size()
-    return _joined([piece]) if retained_bytes > 2 * size + _HELD_BESIDE_BYTES else piece
 
 
 def _end_joined(pieces: list[Piece], count: int) -> list[Piece]:
@@ -206,7 +191,8 @@ class WriteBehind:
         # Held while writing to the store.
         self._writing: Final = threading.Lock()
         self._retry_rows = 0
-        self._memory_allowed = options.backlog_bytes * _SHARE_OF_MEMORY
+        self.memory_allowed = options.backlog_bytes * _SHARE_OF_MEMORY
+        """The memory of the whole bucket; a smaller memory allows a smaller backlog."""
         self._not_handing_over: Final = threading.Event()
         self._not_handing_over.set()
         self.wait_for_applied: Callable[[], None] = lambda: None
@@ -215,15 +201,13 @@ class WriteBehind:
     @property
     def memory_bytes(self) -> int:
         """The bytes of waiting changes."""
-        return sum(backlog.memory_bytes for backlog in self._backlogs)
+        run, current = self._backlogs
+        return run.memory_bytes + current.memory_bytes
 
     @property
     def _rows(self) -> int:
-        return sum(backlog.rows for backlog in self._backlogs)
-
-    def limit_memory(self, allowed_bytes: int) -> None:
-        """Set the memory of the whole bucket; a smaller memory allows a smaller backlog."""
-        self._memory_allowed = allowed_bytes
+        run, current = self._backlogs
+        return run.rows + current.rows
 
     def wait(self) -> None:
         """Wait for a running handover, or a while: before reading the store."""
@@ -342,7 +326,7 @@ class WriteBehind:
         if self._rows < self._retry_rows:
             return False
         current = self._backlogs[1]
-        share = max(self._memory_allowed // _SHARE_OF_MEMORY, _RUN_BYTES_MIN)
+        share = max(self.memory_allowed // _SHARE_OF_MEMORY, _RUN_BYTES_MIN)
         return current.rows >= self._options.backlog_rows or (
             current.memory_bytes >= min(self._options.backlog_bytes, share)
         )

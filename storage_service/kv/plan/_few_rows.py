@@ -45,23 +45,19 @@ from streamhouse.storage_service.kv.rows._plain_rows import (
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
 
-__all__ = ["FewBucketRows", "FewRowsPlan", "few_rows_max", "few_rows_plan"]
+__all__ = ["FEW_ROWS_MAX", "FewBucketRows", "FewRowsPlan", "few_rows_plan"]
 
 # Vectorised code takes the same time for few and many rows, and longer for each bucket.
 _ROWS_MAX: Final = 48
 _ROWS_MAX_A_BUCKET: Final = 24
-_ROWS_MAX_ALTOGETHER: Final = 256
+FEW_ROWS_MAX: Final = 256
+"""The most rows of any plan of few rows."""
 # Copying larger values takes longer than calls; Arrow releases the interpreter meanwhile.
 _FEW_BYTES_MAX: Final = 1 << 20
 # Counted as if all rows had the greatest length; most are shorter.
 _STORED_BYTES_MAX: Final = 4 << 20
 _KIND_TYPE, _RETRACTS_TYPE = (field.type for field in CHANGELOG_FIELDS)
 _BINARY: Final = pa.binary()
-
-
-def few_rows_max(bucket_count: int) -> int:
-    """Return the number of rows up to which this plan is faster than vectorised code."""
-    return min(_ROWS_MAX + _ROWS_MAX_A_BUCKET * bucket_count, _ROWS_MAX_ALTOGETHER)
 
 
 class FewBucketRows(NamedTuple):
@@ -81,7 +77,7 @@ class _NotSimple(Exception):
 
 
 class _Version(NamedTuple):
-    """A row before a change; `row` is None if not decoded yet."""
+    """A row before a change; `row` is None for a stored row."""
 
     value: bytes
     row: PlainRow | None
@@ -100,17 +96,17 @@ class _FewWrites(NamedTuple):
     encoded: Sequence[bytes]
 
 
-class _Lines(NamedTuple):
-    """The changelog so far."""
+_Line = tuple[PlainRow, int, int | None]
+"""A line of the changelog: the row, the kind, the retracted offset."""
 
-    rows: list[PlainRow]
-    kinds: list[int]
-    retracts: list[int | None]
 
-    def add(self, row: PlainRow, kind: int, retracts: int | None) -> None:
-        self.rows.append(row)
-        self.kinds.append(kind)
-        self.retracts.append(retracts)
+class _BucketChanges(NamedTuple):
+    """The rows of one bucket before and after; `line_end` counts lines of all buckets."""
+
+    base_offset: int
+    stored: dict[bytes, _Version | None]
+    newest: dict[bytes, _Version | None]
+    line_end: int
 
 
 def few_rows_plan(rules: TableRules, codec: RowCodec) -> FewRowsPlan | None:
@@ -159,16 +155,17 @@ class FewRowsPlan:
         columns: Sequence[str] | None,
     ) -> tuple[list[PlannedWrite], list[int]] | None:
         """Return the results of `check_rows` and `plan_rows` for these rows, or None."""
-        is_few = 0 < rows.num_rows <= few_rows_max(len(buckets))
+        # Up to so many rows this plan is faster than vectorised code.
+        rows_max = min(_ROWS_MAX + _ROWS_MAX_A_BUCKET * len(buckets), FEW_ROWS_MAX)
+        is_few = 0 < rows.num_rows <= rows_max
         if not is_few or rows.get_total_buffer_size() > _FEW_BYTES_MAX:
             return None
         if rows.num_rows * max(bucket.row_bytes_max for bucket in buckets) > _STORED_BYTES_MAX:
             return None
         try:
             writes = self._read(rows, operations, columns)
-            lines = _Lines([], [], [])
-            changes: list[dict[bytes, bytes | None]] = []
-            deltas: list[int] = []
+            lines: list[_Line] = []
+            changes: list[_BucketChanges] = []
             line_ends: list[int] = []
             start = 0
             for bucket in buckets:
@@ -176,18 +173,11 @@ class FewRowsPlan:
                 stored = self._stored(writes.keys[start : bucket.row_end], bucket)
                 newest, ends = self._resolve(writes, span, stored, lines, bucket.base_offset)
                 line_ends += ends
-                changes.append(
-                    {
-                        key: None if version is None else version.value
-                        for key, version in newest.items()
-                        if version is not stored[key]
-                    }
-                )
-                deltas.append(_count(newest) - _count(stored))
+                changes.append(_BucketChanges(bucket.base_offset, stored, newest, len(lines)))
                 start = bucket.row_end
         except _NotSimple:
             return None
-        return self._writes(buckets, lines, line_ends, changes, deltas), line_ends
+        return self._writes(lines, changes), line_ends
 
     def _read(
         self,
@@ -206,12 +196,13 @@ class FewRowsPlan:
             columns = self._rules.primary_key
             batch = batch.select([i for i, name in enumerate(names) if name in columns])
         positions = self._positions(batch.schema, columns)
-        cells = self._plain.columns(batch, positions)
+        is_whole = not only_deletes and len(positions) == len(self._names)
+        cells, keys, encoded = self._plain.read(batch, positions, self._keys, is_whole=is_whole)
         self._check_values(batch, positions, cells, deletes)
-        encoded: Sequence[bytes] = ()
-        if not only_deletes and len(positions) == len(self._names):
-            encoded = self._encoded(cells)
-        keys = self._encoded_keys(dict(zip(positions, cells, strict=True)))
+        if max(map(len, keys)) > KEY_BYTES_MAX:
+            raise _NotSimple
+        if encoded and max(map(len, encoded)) > ROW_BYTES_MAX - VERSION_BYTES:
+            raise _NotSimple
         return _FewWrites(keys, deletes, positions, list(zip(*cells, strict=True)), encoded)
 
     def _deletes(self, count: int, operations: npt.NDArray[np.int8] | None) -> Sequence[bool]:
@@ -263,19 +254,6 @@ class FewRowsPlan:
         if self._version_at is not None and None in cells[self._version_at]:
             raise _NotSimple
 
-    def _encoded_keys(self, cells: dict[int, Sequence[Any]]) -> Sequence[bytes]:
-        parts = [list(map(encode, cells[position])) for position, encode in self._keys.items()]
-        keys = parts[0] if len(parts) == 1 else list(map(b"".join, zip(*parts, strict=True)))
-        if max(map(len, keys)) > KEY_BYTES_MAX:
-            raise _NotSimple
-        return keys
-
-    def _encoded(self, cells: Sequence[Sequence[Any]]) -> Sequence[bytes]:
-        encoded = self._plain.encode(cells)
-        if max(map(len, encoded)) > ROW_BYTES_MAX - VERSION_BYTES:
-            raise _NotSimple
-        return encoded
-
     def _stored(self, keys: Sequence[bytes], bucket: FewBucketRows) -> dict[bytes, _Version | None]:
         """Return the stored rows of `keys`, in their order."""
         versions: dict[bytes, _Version | None] = dict.fromkeys(keys)
@@ -291,7 +269,7 @@ class FewRowsPlan:
         writes: _FewWrites,
         span: range,
         stored: dict[bytes, _Version | None],
-        lines: _Lines,
+        lines: list[_Line],
         base_offset: int,
     ) -> tuple[dict[bytes, _Version | None], list[int]]:
         """Add the changes of one bucket to `lines`; return its newest rows.
@@ -299,26 +277,29 @@ class FewRowsPlan:
         Also returns the number of lines after each row.
         """
         newest = dict(stored)
-        offset_of_line_zero = base_offset - len(lines.rows)
+        offset_of_line_zero = base_offset - len(lines)
         ends = []
         for i in span:
             key = writes.keys[i]
             previous = newest[key]
             if writes.deletes[i]:
                 if previous is not None:
-                    lines.add(self._row_of(previous), DELETE, version_of(previous.value))
+                    lines.append((self._row_of(previous), DELETE, version_of(previous.value)))
                     newest[key] = None
             else:
                 row, encoded = self._after(writes, i, previous)
-                if previous is None:
-                    newest[key] = _Version(_next(lines, offset_of_line_zero, encoded), row)
-                    lines.add(row, INSERT, None)
-                elif self._counts(row, encoded, previous):
+                retracted = None
+                if previous is not None:
+                    if not self._counts(row, encoded, previous):
+                        ends.append(len(lines))
+                        continue
+                    retracted = version_of(previous.value)
                     if self._has_before:
-                        lines.add(self._row_of(previous), UPDATE_BEFORE, None)
-                    newest[key] = _Version(_next(lines, offset_of_line_zero, encoded), row)
-                    lines.add(row, UPDATE_AFTER, version_of(previous.value))
-            ends.append(len(lines.rows))
+                        lines.append((self._row_of(previous), UPDATE_BEFORE, None))
+                value = stamped(offset_of_line_zero + len(lines), encoded)
+                newest[key] = _Version(value, row)
+                lines.append((row, INSERT if previous is None else UPDATE_AFTER, retracted))
+            ends.append(len(lines))
         return newest, ends
 
     def _row_of(self, version: _Version) -> PlainRow:
@@ -338,7 +319,10 @@ class FewRowsPlan:
             for value, nullable in zip(row, self._is_nullable, strict=True)
         ):
             raise _NotSimple
-        return tuple(row), self._encoded([[value] for value in row])[0]
+        encoded = self._plain.encode([[value] for value in row])[0]
+        if len(encoded) > ROW_BYTES_MAX - VERSION_BYTES:
+            raise _NotSimple
+        return tuple(row), encoded
 
     def _counts(self, row: PlainRow, encoded: bytes, previous: _Version) -> bool:
         """Whether an upsert over an existing row has an effect."""
@@ -350,46 +334,41 @@ class FewRowsPlan:
         return self._rules.merge.engine is not MergeEngine.FIRST_ROW
 
     def _writes(
-        self,
-        buckets: Sequence[FewBucketRows],
-        lines: _Lines,
-        line_ends: Sequence[int],
-        changes: Sequence[dict[bytes, bytes | None]],
-        deltas: Sequence[int],
+        self, lines: Sequence[_Line], changes: Sequence[_BucketChanges]
     ) -> list[PlannedWrite]:
-        changelog = self._changelog(lines)
-        puts = [item for some in changes for item in some.items()]
-        keys = plain_array(_BINARY, "", [key for key, _ in puts], below_null=b"")
-        values = plain_array(_BINARY, "", [value for _, value in puts], below_null=b"")
+        puts: list[tuple[bytes, bytes | None]] = []
+        put_ends: list[int] = []
+        deltas: list[int] = []
+        for bucket in changes:
+            delta = 0
+            for key, version in bucket.newest.items():
+                stored = bucket.stored[key]
+                if version is not stored:
+                    puts.append((key, None if version is None else version.value))
+                    delta += (version is not None) - (stored is not None)
+            put_ends.append(len(puts))
+            deltas.append(delta)
+        put_keys, put_values = zip(*puts, strict=True) if puts else ((), ())
+        rows, kinds, retracted = zip(*lines, strict=True) if lines else ((), (), ())
+        columns = [
+            *self._plain.arrays(rows),
+            plain_array(_KIND_TYPE, "b", kinds, below_null=0),
+            plain_array(_RETRACTS_TYPE, "q", retracted, below_null=-1),
+        ]
+        changelog = pa.RecordBatch.from_arrays(columns, schema=self._changelog_schema)
+        keys = plain_array(_BINARY, "", put_keys, below_null=b"")
+        values = plain_array(_BINARY, "", put_values, below_null=b"")
         writes = []
         line = put = 0
-        for bucket, some, delta in zip(buckets, changes, deltas, strict=True):
-            line_end = line_ends[bucket.row_end - 1] if bucket.row_end else 0
+        for bucket, put_end, delta in zip(changes, put_ends, deltas, strict=True):
             writes.append(
                 PlannedWrite(
                     base_offset=bucket.base_offset,
-                    changelog=changelog.slice(line, line_end - line),
-                    keys=keys.slice(put, len(some)),
-                    values=values.slice(put, len(some)),
+                    changelog=changelog.slice(line, bucket.line_end - line),
+                    keys=keys.slice(put, put_end - put),
+                    values=values.slice(put, put_end - put),
                     row_count_delta=delta,
                 )
             )
-            line, put = line_end, put + len(some)
+            line, put = bucket.line_end, put_end
         return writes
-
-    def _changelog(self, lines: _Lines) -> pa.RecordBatch:
-        columns = [
-            *self._plain.arrays(lines.rows),
-            plain_array(_KIND_TYPE, "b", lines.kinds, below_null=0),
-            plain_array(_RETRACTS_TYPE, "q", lines.retracts, below_null=-1),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._changelog_schema)
-
-
-def _count(versions: dict[bytes, _Version | None]) -> int:
-    return sum(version is not None for version in versions.values())
-
-
-def _next(lines: _Lines, offset_of_line_zero: int, encoded: bytes) -> bytes:
-    """Return the stored value with the offset of the next line as version."""
-    return stamped(offset_of_line_zero + len(lines.rows), encoded)

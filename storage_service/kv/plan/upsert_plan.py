@@ -12,7 +12,7 @@ plan, because they carry their results.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -62,11 +62,11 @@ class PlannedWrite:
     keys: pa.Array
     values: pa.Array
     row_count_delta: int
+    end_offset: int = field(init=False)
+    """The offset after the last change."""
 
-    @property
-    def end_offset(self) -> int:
-        """The offset after the last change."""
-        return self.base_offset + int(self.changelog.num_rows)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "end_offset", self.base_offset + self.changelog.num_rows)
 
 
 class BucketRows(NamedTuple):

@@ -17,10 +17,11 @@ import pyarrow as pa
 from streamhouse.core.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
 from streamhouse.core.model.hashing.key_hash import HashedKeys
 from streamhouse.core.model.records.record_sequence import Continuity
+from streamhouse.storage_service.kv.cache._write_behind import WriteBehind
 from streamhouse.storage_service.kv.plan._few_rows import (
+    FEW_ROWS_MAX,
     FewBucketRows,
     FewRowsPlan,
-    few_rows_max,
 )
 from streamhouse.storage_service.kv.plan.upsert_plan import (
     BucketRows,
@@ -121,8 +122,9 @@ class Bucket(Protocol):
     def row_bytes_max(self) -> int:
         """An upper bound of the stored rows' lengths."""
 
-    def check_backlog(self) -> None:
-        """Raise while further plans are forbidden."""
+    @property
+    def backlog(self) -> WriteBehind:
+        """The changes not handed over yet; a full backlog forbids further plans."""
 
     def newest(self, hashed: HashedKeys) -> pa.Array:
         """Return the values of distinct keys after all planned writes."""
@@ -145,7 +147,7 @@ def plan_writes(
     numbers = sorted({write.bucket for write in writes})
     assert len(numbers) == len(writes) or all(write.versions is None for write in writes)
     for number in numbers:
-        buckets[number].check_backlog()
+        buckets[number].backlog.check()
     planned, counts = _few(buckets, ordered, columns) or _many(buckets, ordered, columns)
     of_bucket = dict(zip(numbers, planned, strict=True))
     next_offset = {number: write.base_offset for number, write in of_bucket.items()}
@@ -174,7 +176,7 @@ def _few(
     row_ends = list(itertools.accumulate(write.rows.num_rows for write in writes))
     last = {write.bucket: end for write, end in zip(writes, row_ends, strict=True)}
     is_conditional = any(write.versions is not None for write in writes)
-    if few_rows is None or row_ends[-1] > few_rows_max(len(last)) or is_conditional:
+    if few_rows is None or row_ends[-1] > FEW_ROWS_MAX or is_conditional:
         return None
     of_buckets = [
         FewBucketRows(end, bucket.planned_offset, bucket.newest_few, bucket.row_bytes_max)

@@ -9,7 +9,7 @@ bytes equal `RowCodec` and `model.bucketing.encode_key`; tests compare them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, repeat
 from operator import itemgetter
 from typing import Any, Final
@@ -89,13 +89,32 @@ class PlainRows:
         order = [stored.index(i) for i in range(len(types))]
         self._in_order: Final = None if order == sorted(order) else itemgetter(*order)
 
-    def columns(self, batch: pa.RecordBatch, positions: Sequence[int]) -> list[list[Any]]:
-        """Return the plain values of a batch with the columns at `positions`."""
-        plain_types = [self._plain_types[i] for i in positions]
-        return [
-            (column if plain is None else column.view(plain)).to_pylist()
-            for column, plain in zip(batch.columns, plain_types, strict=True)
-        ]
+    def read(
+        self,
+        batch: pa.RecordBatch,
+        positions: Sequence[int],
+        key_encoders: Mapping[int, Callable[[Any], bytes]],
+        *,
+        is_whole: bool,
+    ) -> tuple[list[list[Any]], list[bytes], list[bytes]]:
+        """Return plain values, keys and row bytes of a batch with the columns at `positions`.
+
+        The values are by column. `key_encoders` is by the position of a key column, in the order
+        of the key; a null in a key is encoded as zero. Only whole rows are encoded.
+        """
+        columns: dict[int, list[Any]] = {}
+        for position, column in zip(positions, batch.columns, strict=True):
+            plain = self._plain_types[position]
+            columns[position] = (column if plain is None else column.view(plain)).to_pylist()
+        parts = []
+        for position, encode in key_encoders.items():
+            values = columns[position]
+            if None in values:
+                values = [self._zeros[position] if value is None else value for value in values]
+            parts.append(list(map(encode, values)))
+        keys = parts[0] if len(parts) == 1 else list(map(b"".join, zip(*parts, strict=True)))
+        cells = list(columns.values())
+        return cells, keys, self.encode(cells) if is_whole else []
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> list[bytes]:
         """Return the bytes of each row of `columns`, without a version."""

@@ -202,12 +202,12 @@ async def _keys(
     form = None if content_type is None or content_type == ARROW_STREAM else text_form(content_type)
     if form is not None:
         exchange.body = form
-        body = await service.read_body(exchange, memory)
+        body = await exchange.read_body(memory)
         where = f"{what} in '{table.path}'"
         return await service.run_blocking(key_rows, body, form, table.info, where)
     exchange.text_bodies = TEXT_BODIES
     stream = open_request(
-        await service.read_body(exchange, memory),
+        await exchange.read_body(memory),
         what=f"{what} in '{table.path}'",
         rows_max=config.lookup_keys_max,
         batch_bytes_max=config.batch_bytes_max,

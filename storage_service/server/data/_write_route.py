@@ -19,7 +19,6 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.casts.written_rows import current_columns
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.transaction import TransactionOperation
-from streamhouse.core.traces.stages import stage_ended
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import Appended, LogTable
 from streamhouse.storage_service.server.data.row_routing import (
@@ -46,13 +45,14 @@ _WRITER_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
 
 async def answer_append(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Append the request's rows; the rows are durable and visible before the answer."""
-    query, table = exchange.query(_APPEND_PARAMETERS), service.table(path)
+    query, content_type = exchange.query(_APPEND_PARAMETERS), exchange.header(b"content-type")
+    table = service.table(path)
     writer_id = writer_id_of(exchange, query.get("writer_id"))
     if not isinstance(table, LogTable):
         raise UnsupportedError(
             f"table '{table.path}' has a primary key: upsert rows instead of appending them"
         )
-    sifted = sifted_write(exchange, query, TransactionOperation.APPEND, table.info)
+    sifted = sifted_write(exchange, content_type, query, TransactionOperation.APPEND, table.info)
     if sifted is not None:
         return await answer_sifted(exchange, service, table, sifted)
     with service.body_memory.body(exchange.caller.name) as memory:
@@ -65,9 +65,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
             schema_id=written_version(query.get("schema_id"), table.info),
             first_bucket=table.next_spread_bucket(1),
         )
-        batches = await service.run_by_size(routed_batches, body, request)
-        stage_ended("decode")
-        service.check_write()
+        batches = await service.decode(routed_batches, body, request)
         appended = await service.manager.append(table, batches)
     service.metrics.appended_rows.inc(sum(batch.row_count for batch in batches))
     await _answer(exchange, service, table.info, appended)
@@ -87,14 +85,15 @@ async def _write(
     exchange: HttpExchange, service: Service, path: str, *, verb: str, parameters: Sequence[str]
 ) -> None:
     """Write all rows of the request or nothing; `parameters` are the valid query parameters."""
-    query, table = exchange.query(parameters), service.table(path)
+    query, content_type = exchange.query(parameters), exchange.header(b"content-type")
+    table = service.table(path)
     writer_id = writer_id_of(exchange, query.get("writer_id"))
     if not isinstance(table, KeyTable):
         raise UnsupportedError(
             f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
             " appended to it"
         )
-    sifted = sifted_write(exchange, query, TransactionOperation(verb), table.info)
+    sifted = sifted_write(exchange, content_type, query, TransactionOperation(verb), table.info)
     if sifted is not None:
         return await answer_sifted(exchange, service, table, sifted)
     with service.body_memory.body(exchange.caller.name) as memory:
@@ -112,9 +111,7 @@ async def _write(
         )
         if columns is not None and schema_id is not None:
             columns = current_columns(info, columns, schema_id=schema_id)
-        writes = await service.run_by_size(routed_writes, body, request)
-        stage_ended("decode")
-        service.check_write()
+        writes = await service.decode(routed_writes, body, request)
         appended = await service.manager.write_keys(
             table, writes, columns=columns, writer_id=writer_id
         )
@@ -128,7 +125,7 @@ async def _answer(
     if all(start == end for start, end in appended.ranges.values()):
         # Nothing changes in the rows of this process; a new owner may have different rows by now.
         exchange.tenure = service.tenure
-    else:
+    elif service.tenure is not None:
         service.check_written()
     ranges = (f'"{b}": [{start}, {end}]' for b, (start, end) in appended.ranges.items())
     buckets, time_us = ", ".join(ranges), appended.timestamp_us

@@ -254,13 +254,10 @@ def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
         write = KeyWrite(
             part.bucket or 0, rows, operations, part.sequence, schema_id=table.schema_id
         )
-        check_dropped(table, rows, schema_id=schema_id, deletes=write.deletes)
+        deletes = write.deletes
+        check_dropped(table, rows, schema_id=schema_id, deletes=deletes)
         current = in_current_version(
-            table,
-            rows,
-            schema_id=schema_id,
-            is_partial=request.is_partial,
-            deletes=write.deletes,
+            table, rows, schema_id=schema_id, is_partial=request.is_partial, deletes=deletes
         )
         write = write._replace(rows=current)
         parts.append((part.bucket, write))
@@ -323,20 +320,17 @@ def _are_few_and_right(parts: Sequence[tuple[int | None, KeyWrite]], table: Tabl
     """Whether the rows are few and in their right buckets; the full check reports mistakes."""
     if sum(write.rows.num_rows for _, write in parts) > FEW_ROWS:
         return False
-    schema = parts[0][1].rows.schema
-    at = {name: schema.get_field_index(name) for name in table.descriptor.primary_key}
-    for name, position in at.items():
-        column_type = table.schema.column(name, table=str(table.path)).type
-        if position < 0 or schema.field(position).type != column_type:
+    hashed, schema = table.descriptor.effective_bucket_key, parts[0][1].rows.schema
+    for name in table.descriptor.primary_key:
+        position = schema.get_field_index(name)
+        if position < 0 or schema.field(position).type != table.schema.types[name]:
             return False
-    hashed = [at[name] for name in table.descriptor.effective_bucket_key]
     for bucket, write in parts:
         rows = write.rows
-        if bucket is None or any(rows.column(position).null_count for position in at.values()):
-            return False
-        row_buckets = buckets_of_few(
-            [rows.column(position) for position in hashed], table.bucket_count
-        )
+        for name in table.descriptor.primary_key:
+            if bucket is None or rows.column(name).null_count:
+                return False
+        row_buckets = buckets_of_few(list(map(rows.column, hashed)), table.bucket_count)
         if row_buckets is None or row_buckets.count(bucket) < len(row_buckets):
             return False
     return True

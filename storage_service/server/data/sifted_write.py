@@ -119,12 +119,12 @@ class SiftedWrite:
 
 def sifted_write(
     exchange: HttpExchange,
+    content_type: bytes | None,
     query: Mapping[str, str],
     operation: TransactionOperation,
     table: TableInfo,
 ) -> SiftedWrite | None:
     """Read the parameters of a request; None for Arrow rows without a check of single rows."""
-    content_type = exchange.header(b"content-type")
     form = (
         Body.ROWS
         if content_type is None or content_type == ARROW_STREAM

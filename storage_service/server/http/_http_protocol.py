@@ -25,7 +25,7 @@ from streamhouse.core.errors import (
     OverloadedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.server.http._own_task import go_on
+from streamhouse.storage_service.server.http._own_task import continued
 from streamhouse.storage_service.server.http.http_exchange import (
     BODY_KEY,
     CONNECTION_KEY,
@@ -279,14 +279,9 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             return
         except BaseException as error:  # noqa: BLE001 - the parser would take it for a parse error
             answering = _raise(error)
-        task = self.loop.create_task(cycle.run_asgi(lambda *_: go_on(answering)), context=context)
+        task = self.loop.create_task(cycle.run_asgi(continued(answering)), context=context)
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
-
-    @property
-    def write_paused(self) -> bool:
-        """Whether the buffer of unsent bytes is full."""
-        return self.flow.write_paused
 
     def write_whole(self, status: int, headers: Headers, body: bytes) -> None:
         """Send the whole answer of the present request, as `RequestResponseCycle.send` does.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-__all__ = ["go_on", "own_task"]
+__all__ = ["continued", "own_task"]
 
 
 @types.coroutine
@@ -22,7 +22,12 @@ def own_task() -> Generator[None, None, None]:
         yield
 
 
+def continued(begun: Coroutine[Any, None, None]) -> Callable[..., Any]:
+    """Return the ASGI application that runs a coroutine waiting in `own_task` to its end."""
+    return lambda *_: _go_on(begun)
+
+
 @types.coroutine
-def go_on(begun: Coroutine[Any, None, None]) -> Generator[Any, None, None]:
-    """Run a coroutine waiting in `own_task` to its end; `await` refuses a started coroutine."""
+def _go_on(begun: Coroutine[Any, None, None]) -> Generator[Any, None, None]:
+    # `await` refuses a started coroutine.
     yield from begun

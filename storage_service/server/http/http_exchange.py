@@ -32,6 +32,8 @@ from streamhouse.core.errors import (
     UnauthorizedError,
 )
 from streamhouse.storage_service.server.caller import EVERYTHING, UNKNOWN, Level, Need
+from streamhouse.core.traces.stages import stage_ended
+from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.answer_memory import AnswerHold
 from streamhouse.storage_service.server.http.body_memory import HeldBody
@@ -81,12 +83,20 @@ _SHORT_QUERY_BYTES: Final = 256
 _known_parameters = functools.lru_cache(maxsize=1_024)(_parameters)
 
 
+class Flow(Protocol):
+    """The state of a connection's buffer of unsent bytes."""
+
+    @property
+    def write_paused(self) -> bool:
+        """Whether the buffer is full."""
+
+
 class Connection(Protocol):
     """The operations of a connection beyond ASGI's messages."""
 
     @property
-    def write_paused(self) -> bool:
-        """Whether the buffer of unsent bytes is full."""
+    def flow(self) -> Flow:
+        """The buffer of unsent bytes."""
 
     async def drain(self) -> None:
         """Return when the buffer has space again, or the connection is lost."""
@@ -171,22 +181,18 @@ class HttpExchange:
         send: Send,
         *,
         request_id: str,
-        stall_timeout_ms: int,
+        config: ServiceConfig,
     ) -> None:
         self.scope = scope
         self.receive = receive
         self._send = send
         self.request_id = request_id
-        self._stall_timeout_s = stall_timeout_ms / 1000
+        self._config = config
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self._connection: Connection = scope[CONNECTION_KEY]
-
-    @property
-    def client_address(self) -> str:
-        """The client's address."""
-        client = self.scope.get("client") or ("unknown",)
-        return str(client[0])
+        client = scope.get("client") or ("unknown",)
+        self.client_address = str(client[0])
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header called `name` (lower case)."""
@@ -243,30 +249,27 @@ class HttpExchange:
             raise InvalidRequestError(f"{self.path}: content-length is not a number")
         return int(text)
 
-    async def read_body(
-        self,
-        memory: HeldBody,
-        *,
-        bytes_max: int,
-        timeout_ms: int,
-    ) -> bytes:
+    async def read_body(self, memory: HeldBody) -> bytes:
         """Return the whole body; `memory` counts the body's memory.
 
         Raises `InvalidRequestError` for a wrong content type or a slow body, `RequestTooLargeError`
         as soon as the limit is passed, `OverloadedError` for lack of memory, and `ClientGone` if
         the connection ends before the body.
         """
+        bytes_max: int = getattr(self._config, self.body.limit_name)
+        timeout_ms = self._config.body_read_timeout_ms
         whole: bytearray | None = self.scope.get(BODY_KEY)
         length = self.content_length() if whole is None else len(whole)
         if length is not None and length > bytes_max:
             raise self._too_large(bytes_max)
+        if whole:
+            self._check_content_type(self.body.content_type)
         if whole is not None and memory.adds_at_once(len(whole)):
             memory.end()
-            if whole:
-                self._check_content_type(self.body.content_type)
             body = bytes(whole)
             # The connection refers to this buffer until its next request.
             whole.clear()
+            stage_ended("body")
             return body
         await own_task()
         try:
@@ -281,6 +284,7 @@ class HttpExchange:
                 " (body_read_timeout_ms)"
             ) from None
         memory.end()
+        stage_ended("body")
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _chunks(self, memory: HeldBody, bytes_max: int) -> list[bytes]:
@@ -355,12 +359,13 @@ class HttpExchange:
             self._watcher.cancel()
             self._watcher = None
         try:
-            if self._connection.write_paused:
+            if self._connection.flow.write_paused:
                 await self._drained()
         except ClientGone:
             pass
         finally:
-            self.release()
+            if self.hold is not None:
+                self.release()
 
     def release(self) -> None:
         """Release the memory of the answer."""
@@ -372,9 +377,9 @@ class HttpExchange:
         """Wait until the buffer has space; cut the connection of a client that reads too slowly."""
         await own_task()
         unsent = self._connection.unsent_bytes()
-        while self._connection.write_paused:
+        while self._connection.flow.write_paused:
             try:
-                async with asyncio.timeout(self._stall_timeout_s):
+                async with asyncio.timeout(self._config.answer_stall_timeout_ms / 1000):
                     await self._connection.drain()
             except TimeoutError:
                 unsent_now = self._connection.unsent_bytes()
@@ -413,7 +418,7 @@ class HttpExchange:
 
     async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:
         """Send an answer in one piece."""
-        if self._connection.write_paused:
+        if self._connection.flow.write_paused:
             await self._drained()
         if self.tenure is not None:
             self.tenure.check()
@@ -441,7 +446,7 @@ class HttpExchange:
             pieces = [b"".join(pieces)]
         for piece in pieces:
             await self._send_piece(piece)
-        if self._connection.write_paused:
+        if self._connection.flow.write_paused:
             await self._drained()
 
     async def finish(self) -> None:
@@ -449,7 +454,7 @@ class HttpExchange:
         await self._send_piece(b"", is_last=True)
 
     async def _send_piece(self, piece: Piece, *, is_last: bool = False) -> None:
-        if self._connection.write_paused:
+        if self._connection.flow.write_paused:
             await self._drained()
         # The buffer has space, so this call never waits.
         await self._send({"type": "http.response.body", "body": piece, "more_body": not is_last})

@@ -349,8 +349,14 @@ class TableInfo:
     schema_versions: Mapping[int, Schema] = field(default_factory=dict)
     adopted_from: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     partition_names: Mapping[str, int | None] = field(default_factory=dict)
+    path: TablePath = field(init=False, repr=False, compare=False)
+    schema: Schema = field(init=False, repr=False, compare=False)
+    """The current schema."""
+    bucket_count: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("path", "schema", "bucket_count"):
+            object.__setattr__(self, name, getattr(self.descriptor, name))
         if not self.schema_versions:
             object.__setattr__(self, "schema_versions", {self.schema_id: self.schema})
 
@@ -381,11 +387,6 @@ class TableInfo:
         return html_table("; ".join(captions), ("column", "type", "null", "key", "comment"), rows)
 
     @property
-    def path(self) -> TablePath:
-        """The table's path."""
-        return self.descriptor.path
-
-    @property
     def version(self) -> bytes:
         """The id of the table and of its schema version, as in `VERSION_HEADER`."""
         return b"%d.%d" % (self.table_id, self.schema_id)
@@ -409,16 +410,6 @@ class TableInfo:
     def stated_version(self) -> str:
         """The `schema_id` of a write: the version that defines the column names of the write."""
         return self.version.decode()
-
-    @property
-    def schema(self) -> Schema:
-        """The current schema."""
-        return self.descriptor.schema
-
-    @property
-    def bucket_count(self) -> int:
-        """The number of buckets."""
-        return self.descriptor.bucket_count
 
     @property
     def is_primary_key_table(self) -> bool:

@@ -64,14 +64,11 @@ class HashIndex:
         self._numbers_of_entries: Final = self._entries.reshape(-1).data
         self._filled = 0
         self._dead = 0
+        self.memory_bytes: Final = self._lines.nbytes + self._used.nbytes + self._entries.nbytes
+        """The memory of the table in bytes."""
 
     def __len__(self) -> int:
         return self._filled - self._dead
-
-    @property
-    def memory_bytes(self) -> int:
-        """The memory of the table in bytes."""
-        return self._lines.nbytes + self._used.nbytes + self._entries.nbytes
 
     def find(self, first: Hashes, second: Hashes) -> Slots:
         """Return the slot of each pair of hashes, or -1."""
@@ -152,9 +149,12 @@ class HashIndex:
         number: int = self._numbers_of_entries[3 * slot + 2]
         return number
 
-    def set_number_at(self, slot: int, number: int) -> None:
-        """Store another number at one slot."""
-        self._numbers_of_entries[3 * slot + 2] = number
+    def replace_number(self, slot: int, number: int) -> int:
+        """Store another number at one slot; return the number stored before."""
+        at = 3 * slot + 2
+        previous: int = self._numbers_of_entries[at]
+        self._numbers_of_entries[at] = number
+        return previous
 
     def insert_one(self, first: int, second: int, number: int) -> None:
         """Add one new pair of hashes; there must be `room_for` the pair."""
