@@ -374,8 +374,8 @@ class LogTable(OpenTable):
             self.gate.leave()
             if 0 < self.wakeups.count <= _READERS_FIRST_MAX:
                 loop.call_soon(answer, outcome)
-            else:
-                answer(outcome)
+            elif not done.done():
+                done.set_result(outcome)
 
         await self.gate.enter()
         stage_ended("gate")
@@ -386,16 +386,18 @@ class LogTable(OpenTable):
             self.gate.leave()
             raise
         outcome = await done
-        outcome.tell(STAGES.get())
-        if outcome.times is not None:
-            stage_ended("publish")
+        stages = STAGES.get()
+        if stages is not None and outcome.times is not None:
+            outcome.tell(stages)
+            stages.end("publish")
         if outcome.error is not None:
             raise outcome.error
         ranges: dict[int, tuple[int, int]] = {}
+        timestamp_us = 0
         for batch, result in zip(batches, outcome.results, strict=True):
+            timestamp_us = max(timestamp_us, result.timestamp_us)
             start, end = ranges.get(batch.bucket, (result.base_offset, result.end_offset))
             ranges[batch.bucket] = (min(start, result.base_offset), max(end, result.end_offset))
-        timestamp_us = max(result.timestamp_us for result in outcome.results)
         return Appended(ranges=ranges, timestamp_us=timestamp_us)
 
     @property

@@ -198,7 +198,7 @@ class ServiceApp:
         if match is not None and match.route.answer is Answer.DATA:
             exchange.route = match.route.name
             if not match.route.is_read:
-                # A write always waits for its commit: measured, a start without a task saved nothing.
+                # A write always waits for its commit; a start without a task saved nothing.
                 await own_task()
             await DATA_ANSWERS[exchange.route](exchange, self._service, **match.parameters)
             return

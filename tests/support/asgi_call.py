@@ -99,6 +99,11 @@ class AsgiCall:
         self._disconnected.set()
 
     @property
+    def flow(self) -> AsgiCall:
+        """The call itself."""
+        return self
+
+    @property
     def write_paused(self) -> bool:
         """Whether the connection takes nothing more."""
         return not self.takes_more.is_set()

@@ -220,6 +220,7 @@ class KeyPlanner:
 
     def _plan(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> None:
         """Plan writes of requests with the same columns as one; raises, and nothing is planned."""
+        rows = [bucket.rows for bucket in self._buckets]
         new: list[KeyWrite] = []
         repeated: list[AppendResult | None] = []
         for write, request in asked:
@@ -227,7 +228,6 @@ class KeyPlanner:
             repeated.append(batch)
             if batch is None:
                 new.append(write)
-        rows = [bucket.rows for bucket in self._buckets]
         planned = iter(plan_writes(rows, new, columns=asked[0][1].columns) if new else ())
         parts: list[KeyPart] = []
         writes: dict[int, PlannedWrite] = {}
@@ -240,14 +240,13 @@ class KeyPlanner:
             parts.append(part)
             if part.write is not None:
                 writes[part.bucket] = part.write
-        starts = [(rows[bucket], rows[bucket].planned_offset) for bucket in writes]
         try:
             for bucket, planned_write in writes.items():
                 rows[bucket].accept(planned_write)
         except Exception:
-            # However far it came: what stays planned is what the next plan begins after.
-            for of_bucket, start in starts:
-                of_bucket.abort_from(start)
+            # The next plan begins where the accepted writes end, so none of these may stay.
+            for bucket, planned_write in writes.items():
+                rows[bucket].abort_from(planned_write.base_offset)
             raise
         for (_, request), part in zip(asked, parts, strict=True):
             request.parts.append(part)

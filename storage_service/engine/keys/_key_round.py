@@ -40,6 +40,8 @@ class KeyRound:
         self._buckets = buckets
         self._on_stored = on_stored
         self._stages = [r.stages for r in requests if r.stages is not None]
+        self.is_followed = bool(self._stages)
+        """Whether a request is traced."""
         self._applied: dict[int, AppliedRows] = {}
 
     def end_stage(self, name: str) -> None:
@@ -121,7 +123,8 @@ class KeyRound:
         """
         for stages in self._stages:
             stages.end("apply")
+        touched = {part.bucket for request in self.requests for part in request.parts}
         if self.requests[0].is_published:
             for number, applied in self._applied.items():
                 self._buckets[number].publish(applied.end_offset, row_count=applied.row_count)
-        return {part.bucket for request in self.requests for part in request.parts}
+        return touched

@@ -185,9 +185,11 @@ class KeyWriter:
 
     async def _run(self) -> None:
         try:
-            while not self._is_stopping or self._waiting or self._planned or self._stored:
+            is_ended = False
+            while not is_ended:
                 try:
-                    await self._step()
+                    await self._work()
+                    is_ended = True
                 except Exception as error:  # noqa: BLE001 - outermost loop: later writes go on
                     self._give_up(error)
         finally:
@@ -195,26 +197,28 @@ class KeyWriter:
             for request in self._waiting:
                 request.give_up()
 
-    async def _step(self) -> None:
-        """Do what is next; wait if there is nothing."""
-        stored = self._stored
-        if stored is not None and stored.outcome is not None:
-            await self._finish(stored, stored.outcome)
-        elif stored is None and self._planned is not None:
-            self._store()
-        elif self._untidy:
-            await self._keep_up()
-        elif requests := self._next_requests():
-            if not self._may_grow(requests):
-                await self._plan(requests)
-        elif self._is_loading and not self._is_stopping and stored is None:
-            self._is_loading = await self.on_thread(self._load)
-        else:
-            self._changed.clear()
-            await self._changed.wait()
-            return
-        # Whatever else there is for the loop to do comes in between.
-        await asyncio.sleep(0)
+    async def _work(self) -> None:
+        """Do the next step, again and again, until the writer is stopped and nothing waits."""
+        while not self._is_stopping or self._waiting or self._planned or self._stored:
+            stored = self._stored
+            if stored is not None and stored.outcome is not None:
+                await self._finish(stored, stored.outcome)
+            elif stored is None and self._planned is not None:
+                self._store()
+            elif self._untidy:
+                await self._keep_up()
+            elif self._waiting and (requests := self._next_requests()):
+                if not self._may_grow(requests):
+                    await self._plan(requests)
+            elif self._is_loading and not self._is_stopping and stored is None:
+                self._is_loading = await self.on_thread(self._load)
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            if self._waiting or self._planned or self._untidy or self._is_loading:
+                # The event loop's other work comes in between.
+                await asyncio.sleep(0)
 
     def _next_requests(self) -> list[KeyRequest]:
         """Return what of all that waits is planned as one round now; nothing if it is not time."""
@@ -256,7 +260,8 @@ class KeyWriter:
         """Plan the requests that wait first, on top of the round that is stored if there is one."""
         planned = KeyRound(requests, self._buckets, on_stored=self._changed.set)
         self._planned = planned
-        planned.end_stage("turn")
+        if planned.is_followed:
+            planned.end_stage("turn")
         self._is_shared, self._seen = len(requests) > 1, 0
         for _ in requests:
             self._waiting.popleft()
@@ -264,7 +269,8 @@ class KeyWriter:
             planned.is_short, steps = self._planner.plan_at_once(requests)
             if steps is not None:
                 await self._loop.run_in_executor(self._executor, deque, steps, 0)
-        planned.end_stage("plan")
+        if planned.is_followed:
+            planned.end_stage("plan")
 
     def _store(self) -> None:
         """Let the planned changes become durable, all as one unit."""

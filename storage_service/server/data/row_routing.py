@@ -117,13 +117,14 @@ def routed_batches(body: bytes, request: RowsRequest) -> list[RoutedBatch]:
     table = request.table
     stream = _opened(body, request)
     schema_id = request.version(stream.schema)
-    parts = decode_append(stream, table.schema_version(schema_id), table=str(table.path))
+    name = str(table.path)
+    parts = decode_append(stream, table.schema_version(schema_id), table=name)
     limits = LakeLimits.of_table(table, schema_id)
     routed: list[RoutedBatch] = []
     for part in parts:
         _check_sequence(part, request)
         check_dropped(table, part.batch, schema_id=schema_id)
-        limits.check(part.batch, table=str(table.path))
+        limits.check(part.batch, table=name)
         if part.bucket is None:
             routed.extend(_spread(part, request, schema_id))
         else:
@@ -323,12 +324,15 @@ def _are_few_and_right(parts: Sequence[tuple[int | None, KeyWrite]], table: Tabl
     hashed, schema = table.descriptor.effective_bucket_key, parts[0][1].rows.schema
     for name in table.descriptor.primary_key:
         position = schema.get_field_index(name)
-        if position < 0 or schema.field(position).type != table.schema.types[name]:
+        column = table.schema.column(name, table=table.path)
+        if position < 0 or schema.field(position).type != column.type:
             return False
     for bucket, write in parts:
         rows = write.rows
+        if bucket is None:
+            return False
         for name in table.descriptor.primary_key:
-            if bucket is None or rows.column(name).null_count:
+            if rows.column(name).null_count:
                 return False
         row_buckets = buckets_of_few(list(map(rows.column, hashed)), table.bucket_count)
         if row_buckets is None or row_buckets.count(bucket) < len(row_buckets):

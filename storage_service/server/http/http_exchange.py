@@ -31,9 +31,9 @@ from streamhouse.core.errors import (
     StreamhouseError,
     UnauthorizedError,
 )
-from streamhouse.storage_service.server.caller import EVERYTHING, UNKNOWN, Level, Need
 from streamhouse.core.traces.stages import stage_ended
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.server.caller import EVERYTHING, UNKNOWN, Level, Need
 from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.answer_memory import AnswerHold
 from streamhouse.storage_service.server.http.body_memory import HeldBody

@@ -325,15 +325,16 @@ def send(
     After an error that may pass, send the same parts again, `is_repeated`: they are stored once.
     Raises `UnknownOutcomeError` for any refusal after an attempt that may have been stored.
     """
+    batches = [(bucket, writer.next_sequence(bucket), rows) for bucket, rows in parts.items()]
+    target = f"/v1/tables/{table.path}/{operation}"
     query = {"writer_id": f"{writer.writer_id:x}", "schema_id": table.stated_version}
     if columns is not None:
         query["columns"] = json.dumps(list(columns))
-    batches = [(bucket, writer.next_sequence(bucket), rows) for bucket, rows in parts.items()]
     failures: list[StreamhouseError] = []
     try:
         answer = transport.request(
             "POST",
-            f"/v1/tables/{table.path}/{operation}",
+            target,
             query=query,
             body=encode_append_body(batches[0][2].schema, batches),
             is_repeatable=True,

@@ -390,7 +390,7 @@ class Schema:
         """The column names in user order."""
         return [column.name for column in self.columns]
 
-    def column(self, name: str, *, table: str) -> Column:
+    def column(self, name: str, *, table: object) -> Column:
         """Return the column called `name`; raises `UnknownColumnError` naming `table`."""
         column = self._by_name.get(name)
         if column is not None:
