@@ -78,7 +78,8 @@ class LogReader:
         The page counts as an answer of the request and is read once answer memory is free. Small
         reads run on the event loop: a hand-over to a thread costs more than a small read.
         """
-        service, tablet, seen = self._service, self._table.tablet(bucket), self._seen([bucket])
+        service, tablet = self._service, self._table.tablet(bucket)
+        seen = {bucket: (tablet.log_start_offset, tablet.high_watermark)}
         # All arguments are bound here, so the function runs on any thread.
         read = functools.partial(
             self._read, self._table.info, tablet, bucket, offset, end, bytes_max, seen

@@ -9,7 +9,9 @@ import itertools
 import logging
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
+from streamhouse.core.model.bucketing import buckets_for_rows
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.listener import http_config
 from tests.support.in_process_service import (
@@ -462,3 +465,57 @@ async def test_rubbish_is_refused_once(tmp_path: Path) -> None:
 
         assert refused.count(b"HTTP/1.1 400 Refused\r\n") == 1
         assert refused.endswith(b"}")
+
+
+class _Walk:
+    """Counts how often each product file is entered, on the threads of one request."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.entered: Counter[str] = Counter()
+        self._last: dict[int, str] = {}
+
+    def __call__(self, frame: Any, event: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        if self.is_on and event == "call" and "/streamhouse/" in file and "/tests/" not in file:
+            thread = threading.get_ident()
+            if self._last.get(thread) != file:
+                self.entered[file.rpartition("/streamhouse/")[2]] += 1
+            self._last[thread] = file
+
+
+def _write(table: str, verb: str, bucket: int, sequence: int) -> bytes:
+    rows = pa.record_batch([pa.array([7]), pa.array([f"name {sequence}"])], schema=EVENTS)
+    body = append_body(EVENTS, [(bucket, sequence, rows)])
+    return _request("POST", f"/v1/tables/{table}/{verb}?writer_id=a", ARROW, body=body)
+
+
+WALKS: dict[str, Callable[[int, int], bytes]] = {
+    "upsert of a row": lambda bucket, number: _write("keyed", "upsert", bucket, number),
+    "append of a row": lambda _, number: _write("events", "append", 0, number),
+    "lookup of a key": lambda *_: AT_ONCE["row"],
+    "fetch": lambda *_: AT_ONCE["fetch"],
+}
+
+
+@pytest.mark.parametrize("name", WALKS)
+async def test_a_request_enters_no_file_more_than_five_times(tmp_path: Path, name: str) -> None:
+    walk, before = _Walk(), sys.getprofile()
+    threading.setprofile(walk)
+    try:
+        async with _world(tmp_path) as world:
+            bucket = int(buckets_for_rows(event_rows(7, 8), ("id",), 2)[0])
+            connection = _Connection(world)
+            for number in range(1, 4):
+                await connection.answers(WALKS[name](bucket, number))
+            sys.setprofile(walk)
+            walk.is_on = True
+            answer = await connection.answers(WALKS[name](bucket, 4))
+            walk.is_on = False
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)  # type: ignore[arg-type]
+
+    assert b" 200 OK" in answer
+    assert len(walk.entered) > 10
+    assert [file for file, count in walk.entered.items() if count > 5] == []
