@@ -100,7 +100,6 @@ STEPS: Final = {
         "LogTablet.offset_for_timestamp",
         "the log has forgotten times that only days of retention make it forget",
     ),
-    "watermark-asked": Place("storage_service.log.log_tablet", "LogTablet.high_watermark", _HELD),
     "log-read": Place("storage_service.log.log_tablet", "LogTablet.read", _BETWEEN),
     "log-start-asked": Place(
         "storage_service.log.log_tablet", "LogTablet.log_start_offset", _BETWEEN

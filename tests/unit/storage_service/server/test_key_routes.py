@@ -15,7 +15,6 @@ from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TablePath
 from tests.support.asgi_call import AsgiAnswer
 from tests.support.big_endian import big_endian_stream
-from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,
     InProcessService,
@@ -80,14 +79,14 @@ async def test_an_upsert_is_found_by_every_kind_of_lookup(tmp_path: Path) -> Non
 
 
 async def test_nothing_is_shown_before_it_can_be_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    unpublished = 1
     async with _tables(tmp_path) as service:
         await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 6))]))
         table = service.service.table("keyed")
         limit = service.service.manager.waiter_limit
-        around(monkeypatch, "watermark-asked", lambda real, log: real(log) - unpublished)
+        for log in table.tablets:
+            log.high_watermark -= 1
 
         there = service.start("GET", "/v1/tables/keyed/rows/3")
         missing = service.start("GET", "/v1/tables/keyed/rows/77")
@@ -101,7 +100,8 @@ async def test_nothing_is_shown_before_it_can_be_fetched(
         table.wakeups.wake([0, 1])
         assert (await gone[1]).status == 0
         await until(lambda: limit.count == 3)
-        unpublished = 0
+        for log in table.tablets:
+            log.high_watermark += 1
         table.wakeups.wake([0, 1])
 
         assert (await there[1]).json() == {"id": 3, "name": "n3"}
