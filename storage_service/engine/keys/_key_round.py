@@ -106,7 +106,7 @@ class KeyRound:
                     continue
                 try:
                     applied = bucket.apply(part.write)
-                except Exception as error:
+                except Exception as error:  # outermost: durable changes must not be lost
                     bucket.fail(f"a durable change was not applied: {error!r}")
                     _logger.error("event=bug table=%s", bucket.rows.rules.table, exc_info=error)
                     continue
