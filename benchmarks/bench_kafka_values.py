@@ -99,7 +99,7 @@ def _records(values: pa.BinaryArray, keys: pa.BinaryArray | None = None) -> Reco
 
 def _rows(records: RecordColumns, table: TableInfo) -> pa.RecordBatch:
     found = rows_of(records, table, bytes_max=BYTES_MAX, schemas=_Schemas())
-    assert not found.bad
+    assert not found.misfits
     return found.rows
 
 

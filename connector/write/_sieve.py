@@ -83,16 +83,16 @@ class Sieve:
     def fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the fitting rows in the table's types; stage the remaining rows as rejected."""
         first, self._row_count = self._row_count, self._row_count + batch.num_rows
-        good, bad = self._splitter.split(_arranged(batch, self._target.shape))
-        if bad:
+        checked = self._splitter.split(_arranged(batch, self._target.shape))
+        if checked.misfits:
             transaction = self._opened.transaction()
             if transaction.is_skipped:
-                return good
+                return checked.rows
             if self._rejects is None:
                 self._rejects = Rejects(self._opened.client, transaction, path=self._target.path)
             operation = str(self._target.mode)
-            self._rejects.stage(bad, operation=operation, source=_source(), first_row=first)
-        return good
+            self._rejects.stage(checked, operation=operation, source=_source(), first_row=first)
+        return checked.rows
 
 
 def _arranged(batch: pa.RecordBatch, shape: RowShape) -> pa.RecordBatch:

@@ -124,9 +124,9 @@ def test_far_exponents_in_lists_and_alone_as_keys() -> None:
     )
     values = [f'{{"l":[{far}]}}'.encode() for far in FAR]
 
-    assert len(read_alone_and_among_many(columns_of(values), lists).bad) == len(FAR)
+    assert len(read_alone_and_among_many(columns_of(values), lists).misfits) == len(FAR)
     records = columns_of([b'{"v":"a"}'] * len(FAR), [far.encode() for far in FAR])
-    assert len(read_alone_and_among_many(records, keyed).bad) == len(FAR)
+    assert len(read_alone_and_among_many(records, keyed).misfits) == len(FAR)
 
 
 async def test_far_exponents_are_refused_over_http(tmp_path: Path) -> None:
@@ -173,12 +173,12 @@ def test_far_exponents_are_refused_in_python_and_from_sources(far: str) -> None:
         rows_as_arrow(info, [{"id": 1, "price": Decimal(far)}])
     with pytest.raises(SchemaMismatchError, match="price"):
         to_array([far], PRICE, None, where="price")
-    _, bad = RowSplitter(info).split(
+    checked = RowSplitter(info).split(
         pa.record_batch({"id": [1, 2], "price": [far, "1.5"]}).cast(
             pa.schema([("id", pa.int64()), ("price", pa.string())])
         )
     )
-    assert [row.column for row in bad] == ["price"]
+    assert [misfit.column for misfit in checked.misfits.values()] == ["price"]
 
 
 @pytest.mark.parametrize("literal", ["-7e-61", "1e39", "'1e-77'", "'1e100000000'", "'-1e-41'"])

@@ -139,7 +139,7 @@ def _shown(one: Decoded, table: TableInfo) -> tuple[Any, ...]:
         (one.partition, one.record_count, one.writer_id, one.sequence, one.is_exact),
         [_routed(batch, table) for batch in one.batches],
         [_write(write) for write in one.writes],
-        one.divided,
+        one.rejecting,
     )
 
 
@@ -158,5 +158,5 @@ def test_batches_are_what_they_are_alone(seed: int, name: str) -> None:
             assert own is not None
             assert _shown(one, table) == _shown(own, table)
     # What is wrong with some of them may keep those beside them from being read, but nothing else.
-    if all(own is not None and own.divided is None for own in alone):
+    if all(own is not None and own.rejecting is None for own in alone):
         assert None not in found

@@ -30,9 +30,10 @@ from streamhouse.core.model.records.record_format import RAW_TOPIC
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, Schema
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.core.model.values.calendar import python_value
+from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.core.text.base64_columns import from_base64, to_base64
 from streamhouse.storage_service.kafka.avro_schema import avro_text_of
-from streamhouse.storage_service.kafka.values import RecordRows, records_of, rows_of
+from streamhouse.storage_service.kafka.values import records_of, rows_of
 from tests.support.examples import examples
 from tests.support.kafka_records import columns_of, read_alone_and_among_many, record_table
 from tests.support.kv_world import random_rules, random_value
@@ -60,10 +61,10 @@ def _random_batch(random: Random, schema: Schema, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=schema.to_arrow()).slice(1)
 
 
-def _again(batch: pa.RecordBatch, info: TableInfo) -> RecordRows:
+def _again(batch: pa.RecordBatch, info: TableInfo) -> CheckedRows:
     records = records_of(batch, info, commit_ms=5).columns
     found = read_alone_and_among_many(records, info, bytes_max=BYTES_MAX)
-    assert not found.bad
+    assert not found.misfits
     return found
 
 
@@ -170,8 +171,8 @@ def test_a_record_is_judged_alone(values: list[bytes]) -> None:
     more = [b'{"id":7}'] * 20
     together = rows_of(columns_of(values + more), info, bytes_max=BYTES_MAX)
 
-    rows = dict(zip(together.records.tolist(), together.rows.to_pylist(), strict=True))
-    bad = {row.position for row in together.bad}
+    rows = dict(zip(together.positions.tolist(), together.rows.to_pylist(), strict=True))
+    bad = set(together.misfits)
     assert rows.keys() | bad == set(range(len(values + more)))
     assert not rows.keys() & bad
     for at, value in enumerate(values):
@@ -263,7 +264,7 @@ def test_rows_of_avro_are_what_they_were(seed: int) -> None:
     records = records_of(batch, info, commit_ms=5, schemas=source).columns
     found = rows_of(records, info, bytes_max=BYTES_MAX, schemas=source)
 
-    assert not found.bad
+    assert not found.misfits
     assert repr(_rows_of(found.rows)) == repr(_rows_of(batch))
 
 
@@ -287,8 +288,8 @@ def test_damaged_avro_is_a_bad_record_or_a_row(seed: int) -> None:
     found = rows_of(columns_of(mixed), info, bytes_max=BYTES_MAX, schemas=source)
 
     assert repr(_rows_of(again.rows)) == repr(_rows_of(rows))
-    bad = {row.position for row in found.bad}
-    assert bad | set(found.records.tolist()) == set(range(12))
+    bad = set(found.misfits)
+    assert bad | set(found.positions.tolist()) == set(range(12))
     assert not bad & set(range(6, 12))
     assert repr(_rows_of(found.rows)[-6:]) == repr(_rows_of(rows))
 

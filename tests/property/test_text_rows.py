@@ -25,7 +25,7 @@ from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.model.values.calendar import python_value
 from streamhouse.core.model.values.json_values import row_to_json
-from streamhouse.core.rows.division import Divided
+from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.core.text.csv_rows import divide_csv
 from streamhouse.core.text.json_text import joined, row_texts
 from streamhouse.core.text.ndjson_rows import divide_ndjson
@@ -61,11 +61,11 @@ def _bounds(**changes: Any) -> TextBounds:
     return TextBounds(**{**bounds, "is_rejecting": False, **changes})
 
 
-def _rows(divided: Divided) -> list[dict[str, Any]]:
+def _rows(checked: CheckedRows) -> list[dict[str, Any]]:
+    rows = checked.rows
     return [
-        {name: python_value(batch.column(name)[at]) for name in batch.schema.names}
-        for batch in divided.good
-        for at in range(batch.num_rows)
+        {name: python_value(rows.column(name)[at]) for name in rows.schema.names}
+        for at in range(rows.num_rows)
     ]
 
 
@@ -131,7 +131,7 @@ def test_every_kind_of_value_of_a_csv() -> None:
     )
 
     read = divide_csv(body.encode(), _table(PLAIN), _bounds())
-    lines = joined(row_texts(read.good[0]), separator="\n").to_pybytes()
+    lines = joined(row_texts(read.rows), separator="\n").to_pybytes()
     again = divide_ndjson(lines, _table(PLAIN), _bounds())
 
     assert json.loads(lines.splitlines()[0]) == {
@@ -280,8 +280,10 @@ def test_rejected_rows_have_their_numbers_and_the_others_their_order(size: int) 
         divide_csv(out.getvalue().encode(), _table(PLAIN), _bounds(is_rejecting=True)),
     ):
         assert [row["s"] for row in _rows(divided)] == table_rows
-        bad = [first + row.position for first, rows in divided.bad for row in rows]
-        assert bad == list(range(0, size, 7))
+        assert list(divided.misfits) == list(range(0, size, 7))
+        assert [divided.original_of(at)["s"] for at in divided.misfits] == [
+            f"row {at}" for at in divided.misfits
+        ]
 
 
 def test_changes_of_a_table_with_a_key() -> None:

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE, RecordColumns
-from streamhouse.storage_service.kafka.values import RecordRows, SchemaSource, rows_of
+from streamhouse.storage_service.kafka.values import SchemaSource, rows_of
 
 __all__ = ["columns_of", "read_alone_and_among_many", "record_table"]
 
@@ -51,7 +52,7 @@ def read_alone_and_among_many(
     *,
     bytes_max: int = 64 << 20,
     schemas: SchemaSource | None = None,
-) -> RecordRows:
+) -> CheckedRows:
     """Return records as rows: few are read one by one, many by whole columns, and both are same."""
     alone = rows_of(records, info, bytes_max=bytes_max, schemas=schemas)
     count, again = len(records), 20
@@ -65,10 +66,10 @@ def read_alone_and_among_many(
     assert found.rows.equals(pa.concat_batches([alone.rows] * again)) or repr(
         found.rows.to_pylist()
     ) == repr(alone.rows.to_pylist() * again)
-    assert found.records.tolist() == [
-        turn * count + number for turn in range(again) for number in alone.records.tolist()
+    assert found.positions.tolist() == [
+        turn * count + number for turn in range(again) for number in alone.positions.tolist()
     ]
-    assert [(row.position % count, row.reason) for row in found.bad] == [
-        (row.position, row.reason) for row in alone.bad
-    ] * again
+    assert [(at % count, misfit) for at, misfit in found.misfits.items()] == list(
+        alone.misfits.items()
+    ) * again
     return alone

@@ -236,10 +236,10 @@ class Producer:
         if not self._is_rejecting:
             return self._send(data)
         batches = list(divided_batches(self._table, data, self._operation))
-        if any(divided.bad for _, divided in batches):
+        if any(checked.misfits for _, checked in batches):
             return self._send_divided([rows for rows, _ in batches])
-        good = [batch for _, divided in batches for batch in divided.good]
-        return self._send(pa.Table.from_batches(good) if good else data)
+        fitting = [checked.rows for _, checked in batches]
+        return self._send(pa.Table.from_batches(fitting) if fitting else data)
 
     def _send_divided(self, batches: Iterable[pa.RecordBatch]) -> Future[Ranges]:
         """Deliver rows of which some do not fit, after all that were taken before them."""

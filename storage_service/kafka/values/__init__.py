@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from streamhouse.storage_service.kafka.values.avro_columns import SchemaSource
 from streamhouse.storage_service.kafka.values.records import RowRecords, records_of
-from streamhouse.storage_service.kafka.values.rows import RecordRows, rows_of
+from streamhouse.storage_service.kafka.values.rows import rows_of
 
-__all__ = ["RecordRows", "RowRecords", "SchemaSource", "records_of", "rows_of"]
+__all__ = ["RowRecords", "SchemaSource", "records_of", "rows_of"]

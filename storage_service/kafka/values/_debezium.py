@@ -4,13 +4,13 @@ An envelope is `{op, before, after}`, alone or as the payload beside its schema.
 
 - `c`, `r` and `u` become their `after`; `d` deletes its `before`, or the record's key.
 - A tombstone, the empty record behind a delete, and a message (`m`) become nothing.
-- `t` (truncate) and invalid envelopes are bad records with a reason.
+- `t` (truncate) and invalid envelopes are misfits with a reason.
 - A time is a text or a number since 1970, in days or microseconds, or in the unit of the schema
   beside the envelope. MySQL columns with at most three digits of a second are milliseconds.
 - Bytes are base64.
 - A `u` with a new key in `after` also deletes the row of the key in `before`.
-- A write with Debezium's placeholder for an unchanged value is a bad record: the placeholder is not
-  the value.
+- A write with Debezium's placeholder for an unchanged value is a misfit: the placeholder is not the
+  value.
 - Fields without a column are left out.
 """
 
@@ -28,7 +28,8 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.records.unavailable_value import UnavailableValue
 from streamhouse.core.model.schema import empty_batch
-from streamhouse.core.rows.division import arranged
+from streamhouse.core.rows.checked_rows import Misfit, Misfits, ReadRows
+from streamhouse.core.rows.division import read_rows
 from streamhouse.core.rows.row_text import column_of
 from streamhouse.core.text.base64_columns import from_base64
 from streamhouse.core.text.json_reading import json_object
@@ -41,7 +42,6 @@ from streamhouse.core.text.json_texts import (
 )
 from streamhouse.core.text.text_rows import as_values, nested_bytes, width_of
 from streamhouse.storage_service.kafka.values._draft import (
-    Bad,
     Draft,
     DraftBounds,
     MovedRows,
@@ -86,18 +86,20 @@ def debezium_draft(
     # Rows before and after, each alone and as payload.
     bounds.check(types, 4 * len(values))
     reader = _Reader(types, parts=_ROW_PARTS, bounds=bounds, record_part="value")
-    rows, bad = spread_out(values, reader.rows)
+    read = spread_out(values, reader.rows)
+    rows = read.rows
     ops = rows.column("op")
     is_write = _is_in(ops, _WRITES)
     is_delete = _is_in(ops, (_DELETE,))
     is_known = is_write | is_delete | _is_in(ops, _OTHER)
     is_there = values.is_valid().to_numpy(zero_copy_only=False)
     has_after = rows.column("has_after").fill_null(False).to_numpy(zero_copy_only=False)
-    reasons: Bad = {int(at): (None, _TRUNCATED) for at in np.flatnonzero(_is_in(ops, ("t",)))}
-    for at in np.flatnonzero(is_there & ~is_known):
-        reasons[int(at)] = (None, f"the value is no envelope of Debezium: its op is {ops[int(at)]}")
-    for at in np.flatnonzero(is_write & ~has_after):
-        reasons[int(at)] = (None, f"the envelope of a change '{ops[int(at)]}' has no 'after'")
+    truncates = np.flatnonzero(_is_in(ops, ("t",))).tolist()
+    misfits = dict.fromkeys(truncates, Misfit(None, _TRUNCATED))
+    for at in np.flatnonzero(is_there & ~is_known).tolist():
+        misfits[at] = Misfit(None, f"the value is no envelope of Debezium: its op is {ops[at]}")
+    for at in np.flatnonzero(is_write & ~has_after).tolist():
+        misfits[at] = Misfit(None, f"the envelope of a change '{ops[at]}' has no 'after'")
     from_before = pa.array(is_delete)
     columns = {
         name: pc.if_else(from_before, rows.column(f"before.{name}"), rows.column(f"after.{name}"))
@@ -107,7 +109,7 @@ def debezium_draft(
     }
     return Draft(
         columns=columns,
-        bad={**reasons, **bad, **_unavailable(values, is_write, types)},
+        misfits={**misfits, **read.misfits, **_unavailable(values, is_write, types)},
         deletes=is_delete,
         skipped=~is_there | _is_in(ops, ("m",)),
         moved=_moved(rows, ops, key),
@@ -118,21 +120,21 @@ def _unavailable(
     values: pa.BinaryArray,
     is_write: np.ndarray[Any, np.dtype[np.bool_]],
     types: Mapping[str, pa.DataType],
-) -> Bad:
+) -> Misfits:
     """Return the writes with Debezium's placeholder in a column of the table."""
-    bad: Bad = {}
+    misfits: Misfits = {}
     data = values.buffers()[2]
     has_arrays = any(pa.types.is_list(t) for t in types.values())
     if data is None or not _UNAVAILABLE.may_be_in(data.to_pybytes(), has_arrays=has_arrays):
-        return bad
+        return misfits
     for at in np.flatnonzero(is_write).tolist():
         text = values[at].as_py()
         if _UNAVAILABLE.may_be_in(text):
             after = _object(_unwrapped(json_object(text)).get("after"))
             row = {name: value for name, value in after.items() if name in types}
             if columns := _UNAVAILABLE.columns_of(row):
-                bad[at] = (columns[0], _UNAVAILABLE.reason)
-    return bad
+                misfits[at] = Misfit(columns[0], _UNAVAILABLE.reason)
+    return misfits
 
 
 def _moved(rows: pa.RecordBatch, ops: pa.Array, key: Sequence[str]) -> MovedRows | None:
@@ -154,7 +156,7 @@ def _moved(rows: pa.RecordBatch, ops: pa.Array, key: Sequence[str]) -> MovedRows
 
 def debezium_keys(
     keys: pa.BinaryArray, types: Mapping[str, pa.DataType], bounds: DraftBounds
-) -> tuple[pa.RecordBatch, Bad]:
+) -> ReadRows:
     """Return keys as columns `types`: objects, alone or as the payload beside their schema."""
     bounds.check(types, 2 * len(keys))
     reader = _Reader(types, parts=(), bounds=bounds, record_part="key")
@@ -212,25 +214,25 @@ class _Reader:
             inner += [pa.field(part, pa.struct(row)) for part in self._parts]
         return pa.schema([*inner, pa.field("payload", pa.struct(inner))])
 
-    def rows(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, Bad]:
+    def rows(self, values: pa.BinaryArray) -> ReadRows:
         """Return the columns of all values, without null values."""
         if not len(values):
-            return empty_batch(self._result), {}
+            return ReadRows(empty_batch(self._result), {})
         texts = texts_of(values)
-        bad: Bad = {}
+        misfits: Misfits = {}
         batches = []
-        for first, _, (rows, bad_of_run) in runs_of(
+        for first, _, run in runs_of(
             texts,
             width=self._width,
             read=lambda start, end: self._read(texts, start, end),
             read_few=lambda start, end: self._read_few(texts, start, end),
             what=self._bounds.what,
         ):
-            batches.append(rows)
-            bad |= {first + at: why for at, why in bad_of_run.items()}
-        return (batches[0] if len(batches) == 1 else pa.concat_batches(batches)), bad
+            batches.append(run.rows)
+            misfits |= {first + at: why for at, why in run.misfits.items()}
+        return ReadRows(batches[0] if len(batches) == 1 else pa.concat_batches(batches), misfits)
 
-    def _read(self, texts: JsonTexts, first: int, end: int) -> tuple[pa.RecordBatch, Bad] | None:
+    def _read(self, texts: JsonTexts, first: int, end: int) -> ReadRows | None:
         units = self._units_of_run(texts, first, end)
         if units is None:
             return None
@@ -244,7 +246,7 @@ class _Reader:
                 continue
             # The next run probably has the same form.
             self._guesses = [guess, *(schema for schema in self._guesses if schema is not guess)]
-            return columns, {}
+            return ReadRows(columns, {})
         return None
 
     def _units_of_run(self, texts: JsonTexts, first: int, end: int) -> _Units | None:
@@ -295,37 +297,35 @@ class _Reader:
             ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._result)
 
-    def _read_few(self, texts: JsonTexts, first: int, end: int) -> tuple[pa.RecordBatch, Bad]:
-        bad: Bad = {}
+    def _read_few(self, texts: JsonTexts, first: int, end: int) -> ReadRows:
+        misfits: Misfits = {}
         envelopes: list[Mapping[str, Any]] = []
         units: list[_Units] = []
         for at in range(first, end):
             try:
                 envelope = json_object(texts.text(at))
             except ValueError as error:
-                bad[at - first] = (None, f"the {self._record_part} {error}")
+                misfits[at - first] = Misfit(None, f"the {self._record_part} {error}")
                 envelope = {}
             units.append(self._units(envelope))
             envelopes.append(_unwrapped(envelope))
         if not self._parts:
-            rows, bad_rows = self._arranged(envelopes, units)
-            return rows, {**bad_rows, **bad}
+            read = self._rows(envelopes, units)
+            return ReadRows(read.rows, {**read.misfits, **misfits})
         ops, no_texts = column_of([e.get("op") for e in envelopes], pa.string())
         for at in no_texts:
             shown = ascii(envelopes[at]["op"])[:100]
-            bad.setdefault(at, (None, f"the value is no envelope of Debezium: its op is {shown}"))
+            reason = f"the value is no envelope of Debezium: its op is {shown}"
+            misfits.setdefault(at, Misfit(None, reason))
         has_after = [isinstance(e.get("after"), dict) for e in envelopes]
         arrays = [ops, pa.array(has_after)]
         for part in self._parts:
-            rows, bad_rows = self._arranged([_object(e.get(part)) for e in envelopes], units)
-            for at, why in bad_rows.items():
-                bad.setdefault(at, why)
-            arrays += rows.columns
-        return pa.RecordBatch.from_arrays(arrays, schema=self._result), bad
+            read = self._rows([_object(e.get(part)) for e in envelopes], units)
+            misfits = {**read.misfits, **misfits}
+            arrays += read.rows.columns
+        return ReadRows(pa.RecordBatch.from_arrays(arrays, schema=self._result), misfits)
 
-    def _arranged(
-        self, rows: Sequence[Mapping[str, Any]], units: Sequence[_Units]
-    ) -> tuple[pa.RecordBatch, Bad]:
+    def _rows(self, rows: Sequence[Mapping[str, Any]], units: Sequence[_Units]) -> ReadRows:
         types = self._types
         plain = [
             {
@@ -337,8 +337,7 @@ class _Reader:
         ]
         nested = sum(nested_bytes(row, types) for row in plain)
         self._bounds.check_bytes(len(plain), nested)
-        rows_and_bad = arranged(types, plain)
-        return rows_and_bad.rows, dict(rows_and_bad.bad)
+        return read_rows(types, plain)
 
 
 def _schema_before(text: bytes) -> tuple[bytes, Any]:

@@ -11,12 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.errors import RequestTooLargeError
+from streamhouse.core.rows.checked_rows import Misfits, ReadRows
 from streamhouse.core.text.text_rows import width_of
 
-__all__ = ["Bad", "Draft", "DraftBounds", "MovedRows", "differing_rows", "spread_out"]
-
-Bad = dict[int, tuple[str | None, str]]
-"""Record number -> the column and the reason why the record has no row."""
+__all__ = ["Draft", "DraftBounds", "MovedRows", "differing_rows", "spread_out"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,28 +51,27 @@ class Draft:
     """The content of one part of every record; columns may be missing.
 
     `deletes` marks the records that delete the row of their key, `skipped` the records without
-    effect. Records of `moved` delete the row of the old key, then write their row.
+    effect. A misfit is a record without a row for another reason. Records of `moved` delete the row
+    of the old key, then write their row.
     """
 
     columns: dict[str, pa.Array]
-    bad: Bad = field(default_factory=dict)
+    misfits: Misfits = field(default_factory=dict)
     deletes: npt.NDArray[np.bool_] | None = None
     skipped: npt.NDArray[np.bool_] | None = None
     moved: MovedRows | None = None
 
 
-def spread_out(
-    texts: pa.BinaryArray, read: Callable[[pa.BinaryArray], tuple[pa.RecordBatch, Bad]]
-) -> tuple[pa.RecordBatch, Bad]:
+def spread_out(texts: pa.BinaryArray, read: Callable[[pa.BinaryArray], ReadRows]) -> ReadRows:
     """Return the rows that `read` makes of present texts; rows of null texts are null."""
     if not texts.null_count:
         return read(texts)
     present = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
-    rows, bad = read(texts.take(pa.array(present)))
+    present_rows = read(texts.take(pa.array(present)))
     places = np.full(len(texts), -1, np.int64)
     places[present] = np.arange(len(present))
-    indices = pa.array(places, mask=places < 0)
-    return rows.take(indices), {int(present[at]): why for at, why in bad.items()}
+    rows = present_rows.rows.take(pa.array(places, mask=places < 0))
+    return ReadRows(rows, {int(present[at]): why for at, why in present_rows.misfits.items()})
 
 
 def differing_rows(left_array: pa.Array, right_array: pa.Array) -> npt.NDArray[np.int64]:

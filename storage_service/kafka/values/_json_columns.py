@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.model.schema import empty_batch
+from streamhouse.core.rows.checked_rows import Misfits, ReadRows
 from streamhouse.core.text.json_texts import JsonTexts, RowReader
-from streamhouse.storage_service.kafka.values._draft import Bad, DraftBounds, spread_out
+from streamhouse.storage_service.kafka.values._draft import DraftBounds, spread_out
 
 __all__ = ["json_columns", "json_keys", "texts_of"]
 
@@ -43,7 +44,7 @@ def json_columns(
     *,
     owner: str,
     record_part: str,
-) -> tuple[pa.RecordBatch, Bad]:
+) -> ReadRows:
     """Return objects as rows of columns `types`; a null is a row of nulls.
 
     Args:
@@ -51,10 +52,10 @@ def json_columns(
         record_part: the part of the record in errors.
     """
 
-    def read(texts: pa.BinaryArray) -> tuple[pa.RecordBatch, Bad]:
+    def read(texts: pa.BinaryArray) -> ReadRows:
         if not len(texts):
-            return empty_batch(pa.schema(list(types.items()))), {}
-        bad: Bad = {}
+            return ReadRows(empty_batch(pa.schema(list(types.items()))), {})
+        misfits: Misfits = {}
         runs = []
         reader = RowReader(
             texts_of(texts),
@@ -66,8 +67,8 @@ def json_columns(
         )
         for first, _, run in reader.runs():
             runs.append(run.rows)
-            bad |= {first + at: why for at, why in run.bad.items()}
-        return (runs[0] if len(runs) == 1 else pa.concat_batches(runs)), bad
+            misfits |= {first + at: why for at, why in run.misfits.items()}
+        return ReadRows(runs[0] if len(runs) == 1 else pa.concat_batches(runs), misfits)
 
     bounds.check(types, len(values))
     return spread_out(values, read)
@@ -75,7 +76,7 @@ def json_columns(
 
 def json_keys(
     keys: pa.BinaryArray, types: Mapping[str, pa.DataType], bounds: DraftBounds
-) -> tuple[pa.RecordBatch, Bad]:
+) -> ReadRows:
     """Return keys as columns `types`: objects, or plain values for a single column."""
     owner, record_part = f"the key ({', '.join(types)})", "key"
     if len(types) != 1:

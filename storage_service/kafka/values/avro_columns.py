@@ -28,10 +28,11 @@ from streamhouse.core.model.casts.lossless import castings, fitted, may_fit
 from streamhouse.core.model.casts.written_rows import check_names
 from streamhouse.core.model.schema import Column, Schema, empty_batch
 from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.core.rows.checked_rows import Misfit, Misfits, ReadRows
 from streamhouse.storage_service.kafka.avro_library import read_values, write_rows
 from streamhouse.storage_service.kafka.avro_schema import AvroSchema, cached_schema
 from streamhouse.storage_service.kafka.values._avro_arrays import from_plain, to_plain
-from streamhouse.storage_service.kafka.values._draft import Bad, DraftBounds, spread_out
+from streamhouse.storage_service.kafka.values._draft import DraftBounds, spread_out
 
 __all__ = ["SchemaSource", "avro_columns", "avro_records"]
 
@@ -69,7 +70,7 @@ def avro_columns(
     schemas: SchemaSource | None,
     record_part: str,
     table: TableInfo,
-) -> tuple[pa.RecordBatch, Bad]:
+) -> ReadRows:
     """Return values as rows of columns `types` of a table; a null is a row of nulls."""
     bounds.check(types, len(values))
     reader = _Reader(types, bounds, schemas, record_part, table)
@@ -95,12 +96,12 @@ class _Reader:
         self._record_part = record_part
         self._byte_count = 0
 
-    def rows(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, Bad]:
+    def rows(self, values: pa.BinaryArray) -> ReadRows:
         """Return the rows of values, without null values."""
-        bad: Bad = {}
+        misfits: Misfits = {}
         ids = _schema_ids(values)
         for at in np.flatnonzero(ids < 0):
-            bad[int(at)] = (
+            misfits[int(at)] = Misfit(
                 None,
                 f"the {self._record_part} is no Avro in Confluent's framing: a zero byte and the"
                 " schema's id come first",
@@ -111,16 +112,16 @@ class _Reader:
             places = np.flatnonzero(ids == schema_id)
             try:
                 schema = self._schema(int(schema_id))
-                batches_of_schema, bad_values = self._decoded(
+                batches_of_schema, misfit_values = self._decoded(
                     values.take(pa.array(places)), schema, int(schema_id)
                 )
             except StreamhouseError as error:
                 if not isinstance(error, InvalidRequestError | NotFoundError):
                     raise
-                bad |= {int(at): (None, error.message) for at in places}
+                misfits |= {int(at): Misfit(None, error.message) for at in places}
                 continue
-            bad |= {int(places[at]): why for at, why in bad_values.items()}
-            good = np.delete(places, list(bad_values))
+            misfits |= {int(places[at]): why for at, why in misfit_values.items()}
+            good = np.delete(places, list(misfit_values))
             parts += batches_of_schema
             order.append(good)
         joined = pa.Table.from_batches(parts, schema=self._row_schema.to_arrow()).combine_chunks()
@@ -131,8 +132,8 @@ class _Reader:
         rows = joined.take(pa.array(indices, mask=indices < 0)).combine_chunks()
         batches = rows.to_batches()
         if not batches:
-            return empty_batch(joined.schema), bad
-        return batches[0], bad
+            return ReadRows(empty_batch(joined.schema), misfits)
+        return ReadRows(batches[0], misfits)
 
     def _schema(self, schema_id: int) -> AvroSchema:
         """Return a schema whose fields are columns; raises `InvalidRequestError` otherwise."""
@@ -174,23 +175,24 @@ class _Reader:
 
     def _decoded(
         self, values: pa.BinaryArray, schema: AvroSchema, schema_id: int
-    ) -> tuple[list[pa.RecordBatch], Bad]:
-        """Return the rows of one schema in order, without bad values."""
+    ) -> tuple[list[pa.RecordBatch], Misfits]:
+        """Return the rows of one schema in order, without misfits."""
         lengths = pc.binary_length(values).to_numpy().astype(np.int64)
         bytes_bound = schema.width + lengths * schema.growth
         batches: list[pa.RecordBatch] = []
-        bad: Bad = {}
+        misfits: Misfits = {}
         # Decoded rows are in memory before their size is known.
         for at in np.flatnonzero(bytes_bound > self._bounds.bytes_max):
-            bad[int(at)] = (
+            misfits[int(at)] = Misfit(
                 None,
                 f"the {self._record_part} has {int(lengths[at])} bytes, which by schema {schema_id}"
                 f" may be more than {self._bounds.bytes_max} bytes of rows (body_bytes_max)",
             )
-        if bad:
-            places = np.delete(np.arange(len(values)), list(bad))
-            batches, bad_values = self._decoded(values.take(pa.array(places)), schema, schema_id)
-            return batches, {**bad, **{int(places[at]): why for at, why in bad_values.items()}}
+        if misfits:
+            places = np.delete(np.arange(len(values)), list(misfits))
+            batches, misfit_values = self._decoded(values.take(pa.array(places)), schema, schema_id)
+            misfits |= {int(places[at]): why for at, why in misfit_values.items()}
+            return batches, misfits
         bytes_bound = np.cumsum(bytes_bound)
         first = 0
         while first < len(values):
@@ -198,9 +200,9 @@ class _Reader:
             end = max(
                 int(np.searchsorted(bytes_bound, used + _STEP_BYTES, side="right")), first + 1
             )
-            self._decode_step(values, first, end, schema, schema_id, batches, bad)
+            self._decode_step(values, first, end, schema, schema_id, batches, misfits)
             first = end
-        return batches, bad
+        return batches, misfits
 
     def _decode_step(
         self,
@@ -210,7 +212,7 @@ class _Reader:
         schema: AvroSchema,
         schema_id: int,
         batches: list[pa.RecordBatch],
-        bad: Bad,
+        misfits: Misfits,
     ) -> None:
         waiting = [(first, end)]
         while waiting:
@@ -220,7 +222,7 @@ class _Reader:
             except (ValueError, pa.ArrowException, StreamhouseError) as error:
                 if stop - start == 1:
                     message = error.message if isinstance(error, StreamhouseError) else str(error)
-                    bad[start] = (
+                    misfits[start] = Misfit(
                         None,
                         f"the {self._record_part} is no Avro of schema {schema_id}"
                         f" that the table can have: {message[:300]}",

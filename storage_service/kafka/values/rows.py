@@ -1,16 +1,13 @@
 """Records as rows of a table.
 
 Each part of the records is read for all records at once: values, keys, timestamps, headers. The
-columns are divided into rows for the table and bad records, by the checks of every write. A batch
-without bad records is never read record by record, and raw values are not even copied.
+columns are divided into rows for the table and misfits, by the checks of every write. A batch
+without misfits is never read record by record, and raw values are not even copied.
 """
 
 from __future__ import annotations
 
-import bisect
-import dataclasses
-import itertools
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,13 +31,13 @@ from streamhouse.core.model.records.record_format import (
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.calendar import python_value
+from streamhouse.core.rows.checked_rows import CheckedRows, Misfit, Misfits, ReadRows
 from streamhouse.core.rows.companion import ROW_TEXT_MAX
-from streamhouse.core.rows.row_splitter import BadRow, RowSplitter
+from streamhouse.core.rows.row_splitter import RowSplitter
 from streamhouse.core.text.json_reading import json_object, plain_values
 from streamhouse.storage_service.kafka.records.columns import RecordColumns
 from streamhouse.storage_service.kafka.values._debezium import debezium_draft, debezium_keys
 from streamhouse.storage_service.kafka.values._draft import (
-    Bad,
     Draft,
     DraftBounds,
     MovedRows,
@@ -52,54 +49,14 @@ from streamhouse.storage_service.kafka.values.avro_columns import (
     avro_columns,
 )
 
-__all__ = ["RecordRows", "rows_of"]
+__all__ = ["rows_of"]
 
 _US_PER_MS: Final = 1_000
 _MS_MAX: Final = (1 << 63) // _US_PER_MS - 1
 _NO_TIMESTAMP: Final = -1
 _SHOWN_BYTES: Final = 64 << 10
 # The size of a reason and its place.
-_BAD_ROW_BYTES: Final = 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordRows:
-    """The rows and bad records of a batch.
-
-    `rows` have the table's columns, in the order of the records. `records` has the record number of
-    each row, from 0 on; a record with a new key for a row has two rows. `operations`
-    (`model.changelog`) is set for tables with a primary key; only the key matters in a deleted row.
-    `bad` has the records without a row, with their numbers as positions, and their content for
-    `kafka.on.error`. All further records have no effect.
-    """
-
-    rows: pa.RecordBatch
-    records: npt.NDArray[np.int64]
-    operations: npt.NDArray[np.int8] | None
-    bad: Sequence[BadRow]
-    bad_nbytes: int = 0
-    """The memory of `bad`: all records of the batch, if any bad record is kept."""
-
-    def parts(self, counts: Sequence[int]) -> Iterator[RecordRows]:
-        """Yield the rows of each batch, if `counts` are the record counts of consecutive batches.
-
-        Rows are not copied: the parts are slices.
-        """
-        bounds = list(itertools.accumulate(counts, initial=0))
-        rows = np.searchsorted(self.records, bounds).tolist()
-        bad = [bisect.bisect_left(self.bad, at, key=lambda row: row.position) for at in bounds]
-        for at, first in enumerate(bounds[:-1]):
-            start, stop = rows[at], rows[at + 1]
-            yield RecordRows(
-                rows=self.rows.slice(start, stop - start),
-                records=self.records[start:stop] - first,
-                operations=None if self.operations is None else self.operations[start:stop],
-                bad=[
-                    dataclasses.replace(row, position=row.position - first)
-                    for row in self.bad[bad[at] : bad[at + 1]]
-                ],
-                bad_nbytes=self.bad_nbytes,
-            )
+_MISFIT_BYTES: Final = 512
 
 
 def rows_of(
@@ -108,8 +65,13 @@ def rows_of(
     *,
     bytes_max: int,
     schemas: SchemaSource | None = None,
-) -> RecordRows:
+) -> CheckedRows:
     """Return records as rows. On any thread.
+
+    The rows have the table's columns, in the order of the records; a position is the number of a
+    record in `records`. A record with a new key for a row has two rows; a record with neither a row
+    nor a misfit has no effect. `operations` is set for tables with a primary key; only the key
+    matters in a deleted row. With `kafka.on.error = reject` misfits have their content.
 
     Args:
         bytes_max: the limit for the rows in Arrow's form.
@@ -158,7 +120,7 @@ class _Reading:
             key = self.table.descriptor.primary_key
             return debezium_draft(values, types, self.bounds, key=key)
         if form.value is ValueFormat.AVRO:
-            rows, bad = avro_columns(
+            read = avro_columns(
                 values,
                 types,
                 self.bounds,
@@ -167,11 +129,8 @@ class _Reading:
                 table=self.table,
             )
         else:
-            rows, bad = json_columns(
-                values, types, self.bounds, owner="the table", record_part="value"
-            )
-        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        return Draft(columns=columns, bad=bad, deletes=deletes)
+            read = json_columns(values, types, self.bounds, owner="the table", record_part="value")
+        return Draft(columns=_columns_of(read), misfits=read.misfits, deletes=deletes)
 
     def _types(self, names: Sequence[str] | None = None) -> dict[str, pa.DataType]:
         return {
@@ -185,45 +144,41 @@ class _Reading:
         if not form.key_columns or keys.null_count == len(keys):
             return
         types = self._types(form.key_columns)
-        key_columns: Mapping[str, pa.Array]
-        bad: Bad = {}
         if form.key is KeyFormat.RAW:
-            key_columns = {form.key_columns[0]: keys}
+            self._merge(draft, form.key_columns[0], keys)
+            return
+        if form.key is KeyFormat.AVRO:
+            read = avro_columns(
+                keys,
+                types,
+                self.bounds,
+                schemas=self.schemas,
+                record_part="key",
+                table=self.table,
+            )
+        elif form.value is ValueFormat.DEBEZIUM_JSON:
+            read = debezium_keys(keys, types, self.bounds)
         else:
-            if form.key is KeyFormat.AVRO:
-                rows, bad = avro_columns(
-                    keys,
-                    types,
-                    self.bounds,
-                    schemas=self.schemas,
-                    record_part="key",
-                    table=self.table,
-                )
-            elif form.value is ValueFormat.DEBEZIUM_JSON:
-                rows, bad = debezium_keys(keys, types, self.bounds)
-            else:
-                rows, bad = json_keys(keys, types, self.bounds)
-            key_columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        for at, why in bad.items():
-            draft.bad.setdefault(at, why)
-        for name, array in key_columns.items():
+            read = json_keys(keys, types, self.bounds)
+        draft.misfits = {**read.misfits, **draft.misfits}
+        for name, array in _columns_of(read).items():
             self._merge(draft, name, array)
 
     def _merge(self, draft: Draft, name: str, keys: pa.Array) -> None:
-        """Fill nulls of a column from the keys; differing values and keys are bad records."""
+        """Fill nulls of a column from the keys; differing values and keys are misfits."""
         values = draft.columns.get(name)
         if values is None or values.null_count == len(values):
             draft.columns[name] = keys
             return
         if keys.type != values.type:
-            keys, bad = _as_text(name, keys)
-            draft.bad = {**bad, **draft.bad}
+            keys, misfits = _as_text(name, keys)
+            draft.misfits = {**misfits, **draft.misfits}
         for at in differing_rows(keys, values):
             key_text, value_text = (
                 str(python_value(array[int(at)]))[:80] for array in (keys, values)
             )
             reason = f"the record's key has {key_text!r}, and its value has {value_text!r}"
-            draft.bad.setdefault(int(at), (name, reason))
+            draft.misfits.setdefault(int(at), Misfit(name, reason))
         draft.columns[name] = pc.coalesce(values, keys) if values.null_count else values
 
     def _add_timestamps(self, draft: Draft) -> None:
@@ -235,7 +190,7 @@ class _Reading:
         if ms_min < -_MS_MAX or ms.max(initial=0) > _MS_MAX:
             for at in np.flatnonzero((ms > _MS_MAX) | (ms < -_MS_MAX)):
                 reason = f"the record's timestamp {int(ms[at])} is out of range"
-                draft.bad.setdefault(int(at), (name, reason))
+                draft.misfits.setdefault(int(at), Misfit(name, reason))
         with np.errstate(over="ignore"):
             us = ms * _US_PER_MS
         t = self._types((name,))[name]
@@ -261,16 +216,16 @@ class _Reading:
         draft.columns[name] = cast_headers if values is None else pc.coalesce(values, cast_headers)
 
     def _check_deletes(self, draft: Draft) -> None:
-        """Mark deletes without a complete key as bad records."""
+        """Mark deletes without a complete key as misfits."""
         assert draft.deletes is not None
         for name in self.table.descriptor.primary_key:
             nulls = draft.columns[name].is_null().to_numpy(zero_copy_only=False)
             for at in np.flatnonzero(draft.deletes & nulls):
                 reason = f"the record deletes a row, but its key lacks '{name}'"
-                draft.bad.setdefault(int(at), (name, reason))
+                draft.misfits.setdefault(int(at), Misfit(name, reason))
 
     def kept_nbytes(self, draft: Draft) -> int:
-        """Return the memory of bad records until stored: the whole batch."""
+        """Return the memory of misfits until stored: the whole batch."""
         records = self.records
         parts = (records.keys, records.values, records.headers, *draft.columns.values())
         return sum(part.get_total_buffer_size() for part in parts if part is not None)
@@ -306,44 +261,25 @@ class _Reading:
         return row
 
 
-class _RecordContent(Mapping[str, Any]):
-    """The content of a bad record, parsed on access; until then the received bytes.
-
-    Parsed objects may take thirty times as much memory.
-    """
-
-    def __init__(self, reading: _Reading, at: int, draft: Draft) -> None:
-        self._reading, self._at, self._draft = reading, at, draft
-
-    def items(self) -> ItemsView[str, Any]:
-        """Return the complete content, parsed in this call."""
-        return self._reading.content(self._at, self._draft).items()
-
-    def __getitem__(self, name: str) -> Any:
-        return dict(self.items())[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict(self.items()))
-
-    def __len__(self) -> int:
-        return len(self.items())
+def _columns_of(read: ReadRows) -> dict[str, pa.Array]:
+    return dict(zip(read.rows.schema.names, read.rows.columns, strict=True))
 
 
-def _as_text(name: str, keys: pa.Array) -> tuple[pa.Array, Bad]:
+def _as_text(name: str, keys: pa.Array) -> tuple[pa.Array, Misfits]:
     """Return raw keys as texts, and the keys that are no texts."""
     try:
         return keys.cast(pa.string()), {}
     except pa.ArrowInvalid:
         pass
-    bad: Bad = {}
+    misfits: Misfits = {}
     texts: list[str | None] = []
     for at, key in enumerate(keys.to_pylist()):
         try:
             texts.append(None if key is None else key.decode())
         except UnicodeDecodeError:
             texts.append(None)
-            bad[at] = (name, f"the record's key {key[:80]!r} is no text")
-    return pa.array(texts, pa.string()), bad
+            misfits[at] = Misfit(name, f"the record's key {key[:80]!r} is no text")
+    return pa.array(texts, pa.string()), misfits
 
 
 def _shown(data: bytes) -> str:
@@ -374,7 +310,7 @@ def _with_old_rows(
     return batch, np.insert(numbers, moved.records, moved.records)
 
 
-def _checked_rows(draft: Draft, reading: _Reading) -> RecordRows:
+def _checked_rows(draft: Draft, reading: _Reading) -> CheckedRows:
     """Return the rows that fit, by the checks of every write."""
     table, count = reading.table, len(reading.records)
     table_schema = table.schema.to_arrow()
@@ -392,23 +328,19 @@ def _checked_rows(draft: Draft, reading: _Reading) -> RecordRows:
     if deletes is not None:
         codes = np.where(deletes, DELETE, UPDATE_AFTER).astype(np.int8)
         rows = rows.append_column(CHANGE_TYPE_COLUMN, pa.array(codes))
-    if draft.bad or draft.skipped is not None:
+    if draft.misfits or draft.skipped is not None:
         is_excluded = np.zeros(count, np.bool_) if draft.skipped is None else draft.skipped.copy()
-        is_excluded[np.fromiter(draft.bad, np.int64, len(draft.bad))] = True
+        is_excluded[list(draft.misfits)] = True
         included = np.flatnonzero(~is_excluded[numbers])
         rows, numbers = rows.take(pa.array(included)), numbers[included]
         deletes = None if deletes is None else deletes[included]
-    fit, misfits = RowSplitter(table).split(rows)
-    bad = {
-        **{int(numbers[row.position]): (row.column, row.reason) for row in misfits},
-        **draft.bad,
-    }
-    if misfits:
-        is_fit = np.ones(len(numbers), np.bool_)
-        is_fit[[row.position for row in misfits]] = False
+    fitting = RowSplitter(table).split(rows)
+    fit = fitting.rows
+    misfits = {int(numbers[at]): why for at, why in fitting.misfits.items()} | draft.misfits
+    if fitting.misfits:
         # A record is written completely or not at all.
-        is_whole = ~np.isin(numbers, list(bad))
-        fit = fit.filter(pa.array(is_whole[is_fit]))
+        is_whole = ~np.isin(numbers, list(misfits))
+        fit = fit.filter(pa.array(np.delete(is_whole, list(fitting.misfits))))
         numbers, deletes = numbers[is_whole], None if deletes is None else deletes[is_whole]
     operations = None
     if table.is_primary_key_table:
@@ -422,20 +354,15 @@ def _checked_rows(draft: Draft, reading: _Reading) -> RecordRows:
         # Required columns of a deleted row are null, too.
         fit = fit.select(table_schema.names)
     reading.bounds.check_bytes(count, fit.nbytes)
-    # If a bad record refuses its batch, its content is not needed.
-    is_kept = reading.form.on_error is OnError.REJECT
-    return RecordRows(
-        rows=fit,
-        records=numbers,
-        operations=operations,
-        bad=[
-            BadRow(
-                position=at,
-                column=why[0],
-                reason=why[1],
-                values=_RecordContent(reading, at, draft) if is_kept else {},
-            )
-            for at, why in sorted(bad.items())
-        ],
-        bad_nbytes=reading.kept_nbytes(draft) + _BAD_ROW_BYTES * len(bad) if bad and is_kept else 0,
+    # If a misfit refuses its batch, its content is not needed.
+    if not misfits or reading.form.on_error is not OnError.REJECT:
+        return CheckedRows(fit, dict(sorted(misfits.items())), operations, numbers)
+    # Content is parsed on access: parsed objects may take thirty times as much memory.
+    return CheckedRows(
+        fit,
+        dict(sorted(misfits.items())),
+        operations,
+        numbers,
+        original=lambda at: reading.content(at, draft),
+        original_nbytes=reading.kept_nbytes(draft) + _MISFIT_BYTES * len(misfits),
     )

@@ -6,9 +6,10 @@ No I/O; on any thread.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -28,8 +29,7 @@ from streamhouse.core.model.records.record_sequence import (
 )
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
-from streamhouse.core.rows.division import Divided
-from streamhouse.core.rows.row_splitter import BadRow
+from streamhouse.core.rows.checked_rows import CheckedRows, Misfit
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.kafka.protocol_errors import (
     InvalidRecordsError,
@@ -51,7 +51,7 @@ from streamhouse.storage_service.kafka.records.batches import (
 from streamhouse.storage_service.kafka.records.record_reading import HEADERS_MAX, HeadersMax
 from streamhouse.storage_service.kafka.sequences import writer_of
 from streamhouse.storage_service.kafka.values.avro_columns import SchemaSource
-from streamhouse.storage_service.kafka.values.rows import RecordRows, rows_of
+from streamhouse.storage_service.kafka.values.rows import rows_of
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.server.data.row_routing import (
@@ -126,18 +126,18 @@ class Decoded:
     """The first and the latest timestamp: sequences wrap around, time does not."""
     batches: Sequence[RoutedBatch] = ()
     writes: Sequence[KeyWrite] = ()
-    divided: Divided | None = None
+    rejecting: CheckedRows | None = None
     """Replaces `batches` and `writes` if misfit records are kept apart."""
-    bad_nbytes: int = 0
-    """The memory of the misfit records."""
+    schema_id: int = 0
+    """The schema version of the rows."""
 
     @property
     def nbytes(self) -> int:
         """The memory of the rows."""
-        byte_count: int = self.bad_nbytes + sum(len(batch.payload) for batch in self.batches)
+        byte_count: int = sum(len(batch.payload) for batch in self.batches)
         byte_count += sum(write.rows.nbytes for write in self.writes)
-        if self.divided is not None:
-            byte_count += sum(batch.nbytes for batch in self.divided.good)
+        if self.rejecting is not None:
+            byte_count += self.rejecting.rows.nbytes + self.rejecting.original_nbytes
         return byte_count
 
 
@@ -204,7 +204,7 @@ def decoded_together(
         record_rows = reading.rows(list(opened.values()), _INLINE_HEADERS)
         counts = [batch.batch.header.record_count for batch in opened.values()]
         for (number, batch), part in zip(opened.items(), record_rows.parts(counts), strict=True):
-            if not part.bad:
+            if not part.misfits:
                 results[number] = reading.decoded(batch, part)
     except StreamhouseError:
         pass
@@ -263,13 +263,13 @@ class _Reading:
         )
         return _Opened(partition, batch, _sequence(batch.header))
 
-    def rows(self, opened: Sequence[_Opened], headers_max: HeadersMax) -> RecordRows:
+    def rows(self, opened: Sequence[_Opened], headers_max: HeadersMax) -> CheckedRows:
         """Read the records of consecutive batches."""
         columns = read_produced([batch.batch for batch in opened], headers_max=headers_max)
         bytes_max = self._config.body_bytes_max
         return rows_of(columns, self._table, bytes_max=bytes_max, schemas=self._schemas)
 
-    def decoded(self, opened: _Opened, record_rows: RecordRows) -> Decoded:
+    def decoded(self, opened: _Opened, record_rows: CheckedRows) -> Decoded:
         """Assign the rows of a batch to buckets."""
         table, sequence, partition = self._table, opened.sequence, opened.partition
         header = opened.batch.header
@@ -284,12 +284,11 @@ class _Reading:
         packed = 0 if sequence is None else sequence.packed()
         batches: Sequence[RoutedBatch] = ()
         writes: Sequence[KeyWrite] = ()
-        divided = None
-        if record_rows.bad:
+        rejecting = None
+        if record_rows.misfits:
             if not self._is_rejecting:
-                raise _refusal(record_rows.bad, table)
-            good = [_as_changes(record_rows)] if record_rows.rows.num_rows else []
-            divided = Divided(good, [(0, record_rows.bad)], table.schema_id)
+                raise _refusal(record_rows, table)
+            rejecting = _with_change_types(record_rows)
         elif table.is_primary_key_table:
             writes = routed_changes(
                 record_rows.rows, record_rows.operations, request, sequence=packed
@@ -305,8 +304,8 @@ class _Reading:
             timestamps_ms=(header.base_timestamp_ms, header.max_timestamp_ms),
             batches=batches,
             writes=writes,
-            divided=divided,
-            bad_nbytes=record_rows.bad_nbytes,
+            rejecting=rejecting,
+            schema_id=table.schema_id,
         )
 
 
@@ -408,23 +407,25 @@ def _sequence(batch: BatchHeader) -> RecordSequence | None:
     return RecordSequence(batch.producer_epoch, batch.base_sequence, batch.record_count)
 
 
-def _refusal(bad: Sequence[BadRow], table: TableInfo) -> RefusedRecordsError:
-    first = bad[0]
+def _refusal(rows: CheckedRows, table: TableInfo) -> RefusedRecordsError:
+    position, misfit = rows.first_misfit()
     error = RefusedRecordsError(
-        f"produce to '{table.path}': {len(bad)} records do not fit, the first is record"
-        f" {first.position} of its batch: {_why(first)}; nothing of the batch is stored"
+        f"produce to '{table.path}': {len(rows.misfits)} records do not fit, the first is record"
+        f" {position} of its batch: {_why(misfit)}; nothing of the batch is stored"
     )
-    error.record_errors = [(row.position, _why(row)) for row in bad[:_RECORD_ERRORS_MAX]]
+    shown = itertools.islice(rows.misfits.items(), _RECORD_ERRORS_MAX)
+    error.record_errors = [(at, _why(misfit)) for at, misfit in shown]
     return error
 
 
-def _why(row: BadRow) -> str:
-    return row.reason if row.column is None else f"column '{row.column}': {row.reason}"
+def _why(misfit: Misfit) -> str:
+    return misfit.reason if misfit.column is None else f"column '{misfit.column}': {misfit.reason}"
 
 
-def _as_changes(record_rows: RecordRows) -> pa.RecordBatch:
-    """Return the rows, with a change type for each row if the rows are changes."""
-    if record_rows.operations is None:
-        return record_rows.rows
-    codes = np.where(record_rows.operations == OPERATION_DELETE, DELETE, UPDATE_AFTER)
-    return record_rows.rows.append_column(CHANGE_TYPE_COLUMN, pa.array(codes.astype(np.int8)))
+def _with_change_types(checked: CheckedRows) -> CheckedRows:
+    """Return the rows with a change type for each row, if the rows are changes."""
+    if checked.operations is None:
+        return checked
+    codes = np.where(checked.operations == OPERATION_DELETE, DELETE, UPDATE_AFTER)
+    types = pa.array(codes.astype(np.int8))
+    return replace(checked, rows=checked.rows.append_column(CHANGE_TYPE_COLUMN, types))

@@ -25,7 +25,7 @@ from streamhouse.storage_service.kafka_door.broker._producers import (
     TableProducers,
 )
 from streamhouse.storage_service.kafka_door.producing._decoding import Decoded, place_of
-from streamhouse.storage_service.server.data.sifted_write import SiftedWrite, write_divided
+from streamhouse.storage_service.server.data.sifted_write import SiftedWrite, write_checked
 from streamhouse.storage_service.server.http.http_exchange import Body
 from streamhouse.storage_service.server.service import Service
 
@@ -114,9 +114,9 @@ async def _write(
     service.manager.disk_budget.check()
     service.check_write()
     ranges: Mapping[int, tuple[int, int]]
-    if batch.divided is not None:
+    if batch.rejecting is not None:
         sifted = _sifted_write(table, batch)
-        ranges = (await write_divided(service, table, sifted, batch.divided)).ranges
+        ranges = (await write_checked(service, table, sifted, batch.rejecting)).ranges
     elif isinstance(table, KeyTable):
         writes = [write._replace(continuity=continuity) for write in batch.writes]
         appended = await service.manager.write_keys(
@@ -165,5 +165,6 @@ def _sifted_write(table: OpenTable, batch: Decoded) -> SiftedWrite:
         version=None,
         source=f"kafka partition {batch.partition}",
         first_row=0,
+        schema_id=batch.schema_id,
         bucket=None if has_key else batch.partition,
     )

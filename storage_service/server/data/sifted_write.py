@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,14 +32,15 @@ from streamhouse.core.model.transaction import (
     TransactionOperation,
     TransactionStatus,
 )
+from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.core.rows.companion import rejected_rows
-from streamhouse.core.rows.division import Divided, divide, divide_rows
+from streamhouse.core.rows.division import divide, divide_rows
 from streamhouse.core.text.csv_rows import divide_csv
 from streamhouse.core.text.json_reading import plain_values, read_json
 from streamhouse.core.text.ndjson_rows import divide_ndjson
 from streamhouse.core.text.text_rows import (
-    DividedText,
     TextBounds,
+    TextRows,
     nested_bytes,
     nothing_done,
     width_of,
@@ -72,7 +72,7 @@ __all__ = [
     "SiftedWrite",
     "answer_sifted",
     "sifted_write",
-    "write_divided",
+    "write_checked",
 ]
 
 SIFTED_PARAMETERS: Final = (
@@ -88,7 +88,6 @@ ROWS_MAX: Final = 65_536
 # Checking rows takes much longer than storing them.
 _INLINE_BYTES_MAX: Final = 16 << 10
 _CUT_BYTES: Final = 8 << 20
-_CUT_ROWS: Final = 4_096
 _FORMS: Final = {form.content_type: form for form in (Body.JSON, Body.NDJSON, Body.CSV)}
 _TRANSACTION_ID: Final = re.compile(r"[0-9a-f]{32}")
 _SOURCE_TEXT_MAX: Final = 200
@@ -107,7 +106,7 @@ class SiftedWrite:
     source: str
     first_row: int
     schema_id: int | None = None
-    """The schema version of the column names; None: the current version."""
+    """The schema version of the rows; None, before the rows are checked: the current version."""
     bucket: int | None = None
     """The bucket of the valid rows; None: rows are spread, or placed by key."""
 
@@ -180,44 +179,43 @@ async def answer_sifted(
     exchange.body = write.form
     with service.body_memory.body(exchange.caller.name) as memory:
         body = await service.rows_body(exchange, memory)
-        arguments = (body, table.info, write, service.config)
+        info = table.info
+        arguments = (body, info, write, service.config)
         if len(body) > _INLINE_BYTES_MAX:
-            divided = await service.run_blocking(_divided, *arguments)
+            checked = await service.run_blocking(_checked, *arguments)
         else:
-            divided = _divided(*arguments)
+            checked = _checked(*arguments)
         stage_ended("decode")
-        if write.form is not Body.ROWS and not memory.adds_at_once(
-            sum(batch.nbytes for batch in divided.good)
-        ):
+        if write.form is not Body.ROWS and not memory.adds_at_once(checked.rows.nbytes):
             raise memory.refusal()
-        if divided.bad and not write.is_rejecting:
-            raise _refusal(table.info, write, divided)
+        if checked.misfits and not write.is_rejecting:
+            raise _refusal(info, write, checked)
         service.check_write()
-        if divided.bad or write.is_once:
-            result = await write_divided(service, table, write, divided)
+        write = dataclasses.replace(write, schema_id=_schema_id(info, write))
+        if checked.misfits or write.is_once:
+            result = await write_checked(service, table, write, checked)
         else:
-            result = await _write_valid_rows(service, table, write, divided)
+            result = await _write_valid_rows(service, table, write, checked)
     service.check_written()
     rejected_count = 0
     if not result.is_skipped:
         # The answer to a repetition is the stored result: the rows are the same.
-        rejected_count = divided.good_count + divided.bad_count - result.row_count
+        rejected_count = checked.row_count - result.row_count
     service.metrics.appended_rows.inc(result.row_count + rejected_count)
     await exchange.answer_json(
         {"table_id": table.info.table_id, **result.to_json(), "rejected_count": rejected_count}
     )
 
 
-def _divided(body: bytes, table: TableInfo, write: SiftedWrite, config: ServiceConfig) -> Divided:
+def _schema_id(table: TableInfo, write: SiftedWrite) -> int:
+    return table.schema_id if write.schema_id is None else write.schema_id
+
+
+def _checked(
+    body: bytes, table: TableInfo, write: SiftedWrite, config: ServiceConfig
+) -> CheckedRows:
     """Read the body and check the rows against a version of the schema. On any thread."""
-    schema_id = table.schema_id if write.schema_id is None else write.schema_id
-    divided = _divided_by(table.in_version(schema_id), body, write, config)
-    return dataclasses.replace(divided, schema_id=schema_id)
-
-
-def _divided_by(
-    table: TableInfo, body: bytes, write: SiftedWrite, config: ServiceConfig
-) -> Divided:
+    table = table.in_version(_schema_id(table, write))
     error_prefix = written_to(str(write.operation), table)
     key: tuple[str, ...] = ()
     if write.operation is TransactionOperation.DELETE:
@@ -235,7 +233,7 @@ def _divided_by(
         # In Arrow a null, or an absent value, takes as many bytes as any value of a fixed width.
         empty_bytes = len(rows) * width_of(types.values())
         nested = sum(nested_bytes(row, types) for row in rows)
-        DividedText(bounds).check(0, empty_bytes + nested)
+        TextRows(bounds).check(0, empty_bytes + nested)
         return divide_rows(
             table, rows, owner=bounds.owner, original=lambda at: plain_values(rows[at], types)
         )
@@ -289,28 +287,26 @@ def _json_rows(body: bytes, *, what: str) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
-def _refusal(table: TableInfo, write: SiftedWrite, divided: Divided) -> SchemaMismatchError:
-    first, rows = divided.bad[0]
-    row = rows[0]
-    column = "" if row.column is None else f", column '{row.column}'"
+def _refusal(table: TableInfo, write: SiftedWrite, checked: CheckedRows) -> SchemaMismatchError:
+    position, misfit = checked.first_misfit()
+    column = "" if misfit.column is None else f", column '{misfit.column}'"
     ending = nothing_done(is_delete=write.operation is TransactionOperation.DELETE)
     return SchemaMismatchError(
-        f"{write.operation} of '{table.path}': row {first + row.position}{column}: {row.reason};"
-        f" {ending}"
+        f"{write.operation} of '{table.path}': row {position}{column}: {misfit.reason}; {ending}"
     )
 
 
 async def _write_valid_rows(
-    service: Service, table: LogTable | KeyTable, write: SiftedWrite, divided: Divided
+    service: Service, table: LogTable | KeyTable, write: SiftedWrite, checked: CheckedRows
 ) -> CommitResult:
     request = RowsRequest(
         table=table.info,
         verb=str(write.operation),
         config=service.config,
-        schema_id=divided.schema_id,
+        schema_id=write.schema_id,
         first_bucket=table.next_spread_bucket(1),
     )
-    body = _body(table.info, divided.good)
+    body = _body(table.info, checked.rows)
     if isinstance(table, KeyTable):
         writes = await service.run_by_size(routed_writes, body, request)
         appended = await service.manager.write_keys(table, writes, columns=None, writer_id=0)
@@ -320,13 +316,13 @@ async def _write_valid_rows(
     return CommitResult(
         status=TransactionStatus.COMMITTED,
         ranges=appended.ranges,
-        row_count=divided.good_count,
+        row_count=checked.rows.num_rows,
         timestamp_us=appended.timestamp_us,
     )
 
 
-async def write_divided(
-    service: Service, table: OpenTable, write: SiftedWrite, divided: Divided
+async def write_checked(
+    service: Service, table: OpenTable, write: SiftedWrite, checked: CheckedRows
 ) -> CommitResult:
     """Write the valid rows and the rejected rows in a transaction, all or nothing.
 
@@ -346,7 +342,7 @@ async def write_divided(
     refused: StreamhouseError | None = None
     if status is TransactionStatus.OPEN:
         try:
-            return await _commit(service, table, write, divided, transaction_id)
+            return await _commit(service, table, write, checked, transaction_id)
         except TransactionClosedError as error:
             # An earlier copy of this request is committing the transaction.
             refused = error
@@ -362,7 +358,7 @@ async def _commit(
     service: Service,
     table: OpenTable,
     write: SiftedWrite,
-    divided: Divided,
+    checked: CheckedRows,
     transaction_id: str,
 ) -> CommitResult:
     transactions = service.transactions_of(table)
@@ -371,19 +367,19 @@ async def _commit(
     spare.callback(_abort, service, table, transaction_id)
     with spare:
         parts = []
-        if divided.good:
+        if checked.rows.num_rows:
             # The schema of a primary key table is fixed while the transaction is open.
             staged = await _stage(
                 service,
                 table,
                 transaction_id,
-                divided.good,
-                schema_id=divided.schema_id,
+                checked.rows,
+                schema_id=write.schema_id,
                 bucket=write.bucket,
             )
             parts.append(staged)
         linked = None
-        if divided.bad:
+        if checked.misfits:
             companion = await ensure_companion(service, str(table.path))
             companion_transactions = service.transactions_of(companion)
             linked_id, _ = await companion_transactions.begin(
@@ -394,10 +390,10 @@ async def _commit(
                 timeout_ms=None,
             )
             spare.callback(_abort, service, companion, linked_id)
-            rows = await service.run_blocking(_rejected, divided, write)
+            rows = await service.run_blocking(_rejected, checked, write)
             current = companion.info.schema_id
             rejected_parts = [
-                await _stage(service, companion, linked_id, [batch], schema_id=current)
+                await _stage(service, companion, linked_id, batch, schema_id=current)
                 for batch in rows
             ]
             linked = LinkedCommit(
@@ -422,14 +418,14 @@ async def _stage(
     service: Service,
     table: OpenTable,
     transaction_id: str,
-    batches: Sequence[pa.RecordBatch],
+    rows: pa.RecordBatch,
     *,
     schema_id: int | None,
     bucket: int | None = None,
 ) -> str:
     transactions = service.transactions_of(table)
     spec = transactions.spec(transaction_id)
-    body = _body(table.info, batches, bucket=bucket)
+    body = _body(table.info, rows, bucket=bucket)
     first = table.next_spread_bucket(1)
     staged = await service.run_by_size(
         read_staged, body, table.info, spec, first, service.config, schema_id
@@ -438,37 +434,31 @@ async def _stage(
     return part_id
 
 
-def _rejected(divided: Divided, write: SiftedWrite) -> list[pa.RecordBatch]:
+def _rejected(checked: CheckedRows, write: SiftedWrite) -> list[pa.RecordBatch]:
     """Return the rejected rows in the schema of the table of rejected rows."""
-    now_us = time.time_ns() // 1_000
-    return [
+    return list(
         rejected_rows(
-            rows[start : start + _CUT_ROWS],
+            checked,
             operation=str(write.operation),
             source=write.source,
-            first_row=write.first_row + first,
-            now_us=now_us,
+            first_row=write.first_row,
         )
-        for first, rows in divided.bad
-        for start in range(0, len(rows), _CUT_ROWS)
-    ]
+    )
 
 
-def _body(
-    table: TableInfo, batches: Sequence[pa.RecordBatch], *, bucket: int | None = None
-) -> bytes:
+def _body(table: TableInfo, rows: pa.RecordBatch, *, bucket: int | None = None) -> bytes:
     """Return rows as a request body; the body then passes the checks of any request."""
-    schema = batches[0].schema if batches else table.schema.to_arrow()
-    parts = [(bucket, 0, part) for part in _cut(batches)]
+    parts = [(bucket, 0, part) for part in _cut(rows)] if rows.num_rows else []
+    schema = rows.schema if parts else table.schema.to_arrow()
     body: bytes = encode_append_body(schema, parts).to_pybytes()
     return body
 
 
-def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches in order, cut to about `_CUT_BYTES`."""
-    for batch in batches:
-        if batch.nbytes > _CUT_BYTES and batch.num_rows > 1:
-            half = batch.num_rows // 2
-            yield from _cut([batch.slice(0, half), batch.slice(half)])
-        else:
-            yield batch
+def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield rows in order, cut to about `_CUT_BYTES`."""
+    if rows.nbytes > _CUT_BYTES and rows.num_rows > 1:
+        half = rows.num_rows // 2
+        yield from _cut(rows.slice(0, half))
+        yield from _cut(rows.slice(half))
+    else:
+        yield rows

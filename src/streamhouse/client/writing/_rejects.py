@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Literal, Protocol
 
 import pyarrow as pa
 
@@ -32,9 +31,10 @@ from streamhouse.core.model.casts.lossless import castings, fitted
 from streamhouse.core.model.offsets import ranges_in
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.core.rows.companion import rejected_rows
-from streamhouse.core.rows.division import Divided, divide
-from streamhouse.core.rows.row_splitter import BadRow, castable
+from streamhouse.core.rows.division import divide
+from streamhouse.core.rows.row_splitter import castable
 from streamhouse.core.wire.arrow_body import encode_append_body
 
 __all__ = [
@@ -48,7 +48,6 @@ __all__ = [
 ]
 
 OnError = Literal["refuse", "reject"]
-_BATCH_ROWS: Final = 4_096
 
 
 class RejectsClient(Protocol):
@@ -90,19 +89,12 @@ class Rejects:
         return StagedRejects(self._begun.transaction_id, tuple(self._parts))
 
     def stage(
-        self, bad: Sequence[BadRow], *, operation: str, source: str, first_row: int = 0
+        self, checked: CheckedRows, *, operation: str, source: str, first_row: int = 0
     ) -> None:
-        """Stage rows as rejected; `first_row` is the number of the batch's row 0 in its source."""
-        for start in range(0, len(bad), _BATCH_ROWS):
-            rows = rejected_rows(
-                bad[start : start + _BATCH_ROWS],
-                operation=operation,
-                source=source,
-                first_row=first_row,
-                now_us=time.time_ns() // 1_000,
-            )
+        """Stage misfits as rejected; `first_row` is the number of the batch's row 0."""
+        for rows in rejected_rows(checked, operation=operation, source=source, first_row=first_row):
             self._stage(rows)
-        self.row_count += len(bad)
+        self.row_count += len(checked.misfits)
 
     def _stage(self, rows: pa.RecordBatch) -> None:
         if self._begun is None:
@@ -135,8 +127,8 @@ def is_rejecting(on_error: str, columns: Sequence[str] | None, *, path: str) -> 
 
 def divided_batches(
     table: TableInfo, data: pa.Table | pa.RecordBatch, operation: TransactionOperation
-) -> Iterator[tuple[pa.RecordBatch, Divided]]:
-    """Yield batches, each fit for one request, and how their rows are divided.
+) -> Iterator[tuple[pa.RecordBatch, CheckedRows]]:
+    """Yield batches, each fit for one request, and which of their rows fit.
 
     Raises for columns that no row of the table could have.
     """
@@ -227,10 +219,10 @@ class RejectingCall:
         if isinstance(data, PythonRows):
             data = rows_as_tried(table, data.rows)
         left = data.slice(written.row_count) if written.row_count else data
-        for rows, divided in divided_batches(table, left, self.operation):
-            # What takes more as the table has it may be more than one request.
-            fit = list(bounded_batches(pa.Table.from_batches(divided.good))) if divided.good else []
-            if divided.bad or len(fit) > 1:
+        for rows, checked in divided_batches(table, left, self.operation):
+            # Rows may take more memory in the table's types, and then need several requests.
+            fit = list(bounded_batches(checked.rows))
+            if checked.misfits or len(fit) > 1:
                 ranges = self._send(table, rows)
             else:
                 ranges = self.write(table, fit[0])

@@ -99,9 +99,8 @@ def _replay_chunk(
     ids, rows = _to_try(table, rejected, fix)
     if not ids:
         return 0
-    divided = divide_rows(table, rows)
-    left = {misfit.position for _, misfits in divided.bad for misfit in misfits}
-    done = [row_id for position, row_id in enumerate(ids) if position not in left]
+    checked = divide_rows(table, rows)
+    done = [row_id for position, row_id in enumerate(ids) if position not in checked.misfits]
     if not done:
         return 0
     path = str(table.path)
@@ -114,7 +113,7 @@ def _replay_chunk(
         gone = StagedRejects(
             deletion.transaction_id, (deletion.stage(pa.table({ID_COLUMN: done})),)
         )
-        result = transaction.commit([transaction.stage(divided.good[0])], rejected=gone)
+        result = transaction.commit([transaction.stage(checked.rows)], rejected=gone)
         return None if result.is_skipped else len(done)
 
 

@@ -6,10 +6,12 @@ the open work: a successful retry deletes the row here and writes the row into `
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
-from collections.abc import Iterable, Sequence
-from typing import Final
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -21,7 +23,7 @@ from streamhouse.core.model.table import (
     TableInfo,
     TablePath,
 )
-from streamhouse.core.rows.row_splitter import BadRow
+from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.core.rows.row_text import row_of
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
 ROW_TEXT_MAX: Final = 1 << 20
 """The most characters stored of a row; a longer row is cut, and cannot be retried."""
 _REASON_TEXT_MAX: Final = 1_000
+_BATCH_ROWS: Final = 4_096
 # Without a lake, only the log has the rejected rows.
 _KEPT: Final = {"table.log.ttl": "3650d"}
 _LAKE: Final = "table.datalake.enabled"
@@ -120,37 +123,35 @@ def check_companion(info: TableInfo) -> None:
 
 
 def rejected_rows(
-    bad: Sequence[BadRow],
-    *,
-    operation: str,
-    source: str,
-    first_row: int,
-    now_us: int,
-) -> pa.RecordBatch:
-    """Return bad rows as rows of a companion; `first_row` is the number of row 0."""
-    batch_id = secrets.token_hex(8)
-    texts = [_text_of(row) for row in bad]
-    columns = [
-        [f"{batch_id}/{number:08}" for number in range(len(bad))],
-        [row.reason[:_REASON_TEXT_MAX] for row in bad],
-        [row.column for row in bad],
-        [source] * len(bad),
-        [first_row + row.position for row in bad],
-        pa.array([now_us] * len(bad), pa.int64()).cast(REJECTED.field("rejected_at").type),
-        [operation] * len(bad),
-        [text[:ROW_TEXT_MAX] for text in texts],
-        [len(text) <= ROW_TEXT_MAX for text in texts],
-    ]
-    arrays = [
-        column if isinstance(column, pa.Array) else pa.array(column, field.type)
-        for column, field in zip(columns, REJECTED, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=REJECTED)
+    checked: CheckedRows, *, operation: str, source: str, first_row: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield misfits as rows of a companion; `first_row` is the number of the row at position 0."""
+    misfits = iter(checked.misfits.items())
+    now_us = time.time_ns() // 1_000
+    while batch := list(itertools.islice(misfits, _BATCH_ROWS)):
+        batch_id = secrets.token_hex(8)
+        texts = [_text_of(checked.original_of(position)) for position, _ in batch]
+        columns = [
+            [f"{batch_id}/{number:08}" for number in range(len(batch))],
+            [misfit.reason[:_REASON_TEXT_MAX] for _, misfit in batch],
+            [misfit.column for _, misfit in batch],
+            [source] * len(batch),
+            [first_row + position for position, _ in batch],
+            pa.array([now_us] * len(batch), pa.int64()).cast(REJECTED.field("rejected_at").type),
+            [operation] * len(batch),
+            [text[:ROW_TEXT_MAX] for text in texts],
+            [len(text) <= ROW_TEXT_MAX for text in texts],
+        ]
+        arrays = [
+            column if isinstance(column, pa.Array) else pa.array(column, field.type)
+            for column, field in zip(columns, REJECTED, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=REJECTED)
 
 
-def _text_of(row: BadRow) -> str:
+def _text_of(row: Mapping[str, Any]) -> str:
     """Return a row as JSON for storage; half of a surrogate pair is escaped."""
-    values = row_of(row.values)
+    values = row_of(row)
     text = json.dumps(values, ensure_ascii=False)
     try:
         text.encode()

@@ -8,8 +8,7 @@ bad row a few small ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -30,8 +29,9 @@ from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.calendar import python_value
 from streamhouse.core.model.values.decimals import castable_texts
+from streamhouse.core.rows.checked_rows import CheckedRows, Misfit, Misfits, ReadRows
 
-__all__ = ["BadRow", "Cast", "RowSplitter", "cast_values", "castable"]
+__all__ = ["Cast", "RowSplitter", "cast_values", "castable"]
 
 Cast = Callable[[pa.Array, pa.DataType], pa.Array]
 
@@ -41,16 +41,6 @@ ROW_BYTES_MAX: Final = 8 << 20
 LOG_ROW_BYTES_MAX: Final = 31 << 20
 _OWN_WORDS: Final = re.compile(r"^table '[^']*'[:,] |, but row \d+ is$| of row \d+(?= )")
 _COLUMN: Final = re.compile(r"column '([^']*)'")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadRow:
-    """A row which does not fit: its position in the batch, the reason, and its values."""
-
-    position: int
-    column: str | None
-    reason: str
-    values: Mapping[str, Any]
 
 
 def castable(schema: pa.Schema, table: TableInfo) -> pa.Schema:
@@ -113,30 +103,32 @@ class RowSplitter:
         self._is_delete = is_delete
         self._row_bytes_max = ROW_BYTES_MAX if self._key else LOG_ROW_BYTES_MAX
 
-    def split(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[BadRow]]:
-        """Return the rows which fit, with the table's types, and the rows which do not."""
-        cast, bad = self._cast(rows)
-        self._find_nulls(cast, bad)
-        positions, good = np.arange(rows.num_rows), cast
-        if bad:
-            positions = np.setdiff1d(positions, np.fromiter(bad, np.int64, len(bad)))
-            good = cast.take(pa.array(positions))
+    def split(self, rows: pa.RecordBatch) -> CheckedRows:
+        """Return the rows which fit, with the table's types, and the misfits."""
+        return self.check(ReadRows(rows, {}))
+
+    def check(self, read: ReadRows) -> CheckedRows:
+        """Return the rows which fit, with the table's types; misfits of the reader stay misfits."""
+        cast, misfits = self._cast(read)
+        self._find_nulls(cast, misfits)
+        good, positions = _without(cast, misfits)
         for position, message in _refused(good, self._check):
             column = _COLUMN.search(message)
-            bad[int(positions[position])] = (column and column[1], _OWN_WORDS.sub("", message))
-        if not bad:
-            return cast, ()
-        positions = np.setdiff1d(positions, np.fromiter(bad, np.int64, len(bad)))
-        return cast.take(pa.array(positions)), [
-            BadRow(position=at, column=why[0], reason=why[1], values=_values(rows, at))
-            for at, why in sorted(bad.items())
-        ]
+            reason = _OWN_WORDS.sub("", message)
+            misfits[int(positions[position])] = Misfit(column and column[1], reason)
+        if not misfits:
+            return CheckedRows(cast, misfits)
+        return CheckedRows(
+            _without(cast, misfits)[0],
+            dict(sorted(misfits.items())),
+            original=read.original or (lambda at: _values(read.rows, at)),
+        )
 
-    def _cast(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, _Bad]:
+    def _cast(self, read: ReadRows) -> tuple[pa.RecordBatch, Misfits]:
         """Cast each column; a value without a cast becomes null, with a reason."""
-        bad: _Bad = {}
+        rows, misfits = read.rows, dict(read.misfits)
         if rows.schema.equals(self._schema):
-            return rows, bad
+            return rows, misfits
         arrays, fields = [], []
         for field, array in zip(rows.schema, rows.columns, strict=True):
             position = self._schema.get_field_index(field.name)
@@ -144,12 +136,12 @@ class RowSplitter:
             cast_values = self._cast_key if field.name in self._key else self._cast_values
             cast, wrong = _cast_array(array, t, cast_values)
             for at, reason in wrong:
-                bad.setdefault(at, (field.name, reason))
+                misfits.setdefault(at, Misfit(field.name, reason))
             arrays.append(cast)
             fields.append(pa.field(field.name, t))
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), bad
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), misfits
 
-    def _find_nulls(self, rows: pa.RecordBatch, bad: _Bad) -> None:
+    def _find_nulls(self, rows: pa.RecordBatch, misfits: Misfits) -> None:
         for _, required in self._strict:
             name = required.name
             position = rows.schema.get_field_index(name)
@@ -163,7 +155,8 @@ class RowSplitter:
                 nulls = nulls & ~self._deletes(rows)
             for at in np.flatnonzero(nulls):
                 kind = "the key" if name in self._key else "the column"
-                bad.setdefault(int(at), (name, f"null, and {kind} '{name}' must not be null"))
+                reason = f"null, and {kind} '{name}' must not be null"
+                misfits.setdefault(int(at), Misfit(name, reason))
 
     def _deletes(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Return which rows are deletes, as far as the change types are readable."""
@@ -213,7 +206,15 @@ class RowSplitter:
                 )
 
 
-_Bad = dict[int, tuple[str | None, str]]
+def _without(
+    rows: pa.RecordBatch, misfits: Misfits
+) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    """Return the rows without misfits, and their positions."""
+    positions = np.arange(rows.num_rows)
+    if not misfits:
+        return rows, positions
+    positions = np.delete(positions, list(misfits))
+    return rows.take(pa.array(positions)), positions
 
 
 def _refused(

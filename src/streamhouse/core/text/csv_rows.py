@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 from collections.abc import Sequence
 from typing import Any, Final
@@ -24,10 +25,11 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
-from streamhouse.core.rows.division import Divided, divide
+from streamhouse.core.rows.checked_rows import CheckedRows
+from streamhouse.core.rows.division import divide
 from streamhouse.core.text.text_rows import (
-    DividedText,
     TextBounds,
+    TextRows,
     nothing_done,
     unhexed,
 )
@@ -41,7 +43,7 @@ _COLUMNS_MAX: Final = 2_100
 csv.field_size_limit(32 << 20)
 
 
-def divide_csv(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
+def divide_csv(body: bytes, table: TableInfo, bounds: TextBounds) -> CheckedRows:
     """Read a body and divide its rows; raises for a body which is not CSV. Thread-safe."""
     names = _header(body, table, bounds)
     if body.count(b'"') % 2:
@@ -66,18 +68,14 @@ def divide_csv(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
 
 def _divided(
     body: bytes, names: Sequence[str], table: TableInfo, bounds: TextBounds, *, block_bytes: int
-) -> Divided:
-    result = DividedText(bounds)
+) -> CheckedRows:
+    result = TextRows(bounds)
     for batch in _text_batches(body, names, block_bytes):
         result.check(batch.num_rows, 0)
         rows = _with_all_columns(batch, table, body, result)
-        divided = divide(table, rows.schema, [rows])
-        if divided.bad and not bounds.is_rejecting:
-            number, bad = divided.bad[0]
-            at = result.row_count + number + bad[0].position
-            raise result.refusal(_line_of(body, at), bad[0])
-        result.add(divided, batch.num_rows)
-    return result.divided()
+        checked = divide(table, rows.schema, [rows])
+        result.add(checked, functools.partial(_line_of, body))
+    return result.checked(table)
 
 
 def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
@@ -133,7 +131,7 @@ def _text_batches(
 
 
 def _with_all_columns(
-    batch: pa.RecordBatch, table: TableInfo, body: bytes, result: DividedText
+    batch: pa.RecordBatch, table: TableInfo, body: bytes, result: TextRows
 ) -> pa.RecordBatch:
     """Return rows with null columns for the columns missing from the header."""
     arrays, fields = [], []

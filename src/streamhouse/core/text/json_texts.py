@@ -12,7 +12,6 @@ returns one object per text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -22,7 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from streamhouse.core.errors import RequestTooLargeError, SchemaMismatchError
-from streamhouse.core.rows.division import Arranged, arranged
+from streamhouse.core.rows.checked_rows import Misfit, Misfits, ReadRows
+from streamhouse.core.rows.division import read_rows
 from streamhouse.core.text._json_marks import has_far_exponents, is_strict_json
 from streamhouse.core.text.json_reading import (
     JSON_DEPTH_MAX,
@@ -33,7 +33,6 @@ from streamhouse.core.text.json_reading import (
 from streamhouse.core.text.text_rows import as_values, nested_bytes, width_of
 
 __all__ = [
-    "JsonRun",
     "JsonTexts",
     "RowReader",
     "arrow_rows",
@@ -185,19 +184,6 @@ def runs_of(
             yield start, stop, run
 
 
-@dataclass(frozen=True, slots=True)
-class JsonRun:
-    """The rows of a run of texts, one per text.
-
-    `bad` maps the position of a text that is not a row to its column and reason; the row is null in
-    `rows`. `original` returns the values of an object if the texts were read one by one.
-    """
-
-    rows: pa.RecordBatch
-    bad: Mapping[int, tuple[str | None, str]]
-    original: Callable[[int], Mapping[str, Any]] | None = None
-
-
 class _Unreadable(Protocol):
     def __call__(self, at: int, reason: str, /) -> str:
         """Return why text `at` is not a row, or raise; `reason` is why it is not an object."""
@@ -238,8 +224,11 @@ class RowReader:
         if None not in read_as.values():
             self._read_as = pa.schema(list(read_as.items()))
 
-    def runs(self) -> Iterator[tuple[int, int, JsonRun]]:
-        """Yield every run of texts with its rows."""
+    def runs(self) -> Iterator[tuple[int, int, ReadRows]]:
+        """Yield every run of texts with its rows.
+
+        A text that is not a row is a misfit.
+        """
         yield from runs_of(
             self._texts,
             width=self._width,
@@ -248,7 +237,7 @@ class RowReader:
             what=self._what,
         )
 
-    def _read(self, first: int, end: int) -> JsonRun | None:
+    def _read(self, first: int, end: int) -> ReadRows | None:
         if self._read_as is None:
             return None
         self._check(end - first, (end - first) * self._width)
@@ -256,7 +245,7 @@ class RowReader:
         if rows is None:
             return None
         try:
-            return JsonRun(self._with_values(rows), {})
+            return ReadRows(self._with_values(rows), {})
         except (pa.ArrowException, SchemaMismatchError):
             return None
 
@@ -272,24 +261,22 @@ class RowReader:
             arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(self._types.items())))
 
-    def _read_few(self, first: int, end: int) -> JsonRun:
+    def _read_few(self, first: int, end: int) -> ReadRows:
         self._check(end - first, 0)
         objects: list[Mapping[str, Any]] = []
-        unread: dict[int, tuple[str | None, str]] = {}
+        unread: Misfits = {}
         for at in range(first, end):
             try:
                 row = json_object(self._texts.text(at))
             except ValueError as error:
-                unread[at - first] = (None, self._unreadable(at, str(error)))
+                unread[at - first] = Misfit(None, self._unreadable(at, str(error)))
                 row = {}
             objects.append(row)
         self._check(end - first, sum(nested_bytes(row, self._types) for row in objects))
-        columns: Arranged = arranged(
-            self._types, objects, owner=self._owner, defaults=self._defaults
-        )
-        return JsonRun(
-            columns.rows,
-            {**columns.bad, **unread},
+        read = read_rows(self._types, objects, owner=self._owner, defaults=self._defaults)
+        return ReadRows(
+            read.rows,
+            {**read.misfits, **unread},
             lambda at: plain_values(objects[at], self._types),
         )
 

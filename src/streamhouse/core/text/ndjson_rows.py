@@ -12,15 +12,11 @@ import pyarrow as pa
 from streamhouse.core.errors import InvalidRequestError, RequestTooLargeError
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
-from streamhouse.core.rows.division import (
-    Arranged,
-    Divided,
-    divide,
-    divide_arranged,
-)
+from streamhouse.core.rows.checked_rows import CheckedRows
+from streamhouse.core.rows.row_splitter import RowSplitter
 from streamhouse.core.text.json_reading import json_object
 from streamhouse.core.text.json_texts import JsonTexts, RowReader
-from streamhouse.core.text.text_rows import DividedText, TextBounds
+from streamhouse.core.text.text_rows import TextBounds, TextRows
 
 __all__ = ["divide_ndjson", "json_object_lines"]
 
@@ -29,10 +25,10 @@ _BLANK: Final = re.compile(rb"[ \t\r]*")
 _MARK: Final = b"\xef\xbb\xbf"
 
 
-def divide_ndjson(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
+def divide_ndjson(body: bytes, table: TableInfo, bounds: TextBounds) -> CheckedRows:
     """Read a body and divide its rows; raises for a line without a JSON object. Thread-safe."""
     lines = _Lines(body, what=bounds.what)
-    result = DividedText(bounds)
+    result = TextRows(bounds)
     types = {column.name: column.type for column in table.schema.columns}
     if table.is_primary_key_table and f'"{CHANGE_TYPE_COLUMN}"'.encode() in body:
         types[CHANGE_TYPE_COLUMN] = pa.string()
@@ -45,17 +41,10 @@ def divide_ndjson(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
         owner=bounds.owner,
         defaults={CHANGE_TYPE_COLUMN: "+U"},
     )
-    for first, end, run in reader.runs():
-        if run.original is None:
-            divided = divide(table, run.rows.schema, [run.rows])
-        else:
-            divided = divide_arranged(table, Arranged(run.rows, run.bad), run.original)
-        if divided.bad and not bounds.is_rejecting:
-            number, bad = divided.bad[0]
-            line = lines.number(first + number + bad[0].position)
-            raise result.refusal(line, bad[0])
-        result.add(divided, end - first)
-    return result.divided()
+    splitter = RowSplitter(table)
+    for _, _, run in reader.runs():
+        result.add(splitter.check(run), lines.number)
+    return result.checked(table)
 
 
 def json_object_lines(body: bytes, *, what: str, rows_max: int) -> list[Mapping[str, Any]]:

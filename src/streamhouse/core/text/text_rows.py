@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from streamhouse.core.errors import (
-    RequestTooLargeError,
-    SchemaMismatchError,
-    StreamhouseError,
-)
-from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.core.rows.division import Divided
-from streamhouse.core.rows.row_splitter import BadRow, cast_values
+from streamhouse.core.errors import RequestTooLargeError, SchemaMismatchError
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, empty_batch
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.rows.checked_rows import CheckedRows, joined
+from streamhouse.core.rows.row_splitter import cast_values
 
 __all__ = [
-    "DividedText",
     "TextBounds",
+    "TextRows",
     "as_values",
     "nested_bytes",
     "nothing_done",
@@ -56,21 +53,29 @@ class TextBounds:
 
 
 @dataclass(slots=True)
-class DividedText:
+class TextRows:
     """The rows read from a body so far; raises `RequestTooLargeError` above the limits."""
 
     bounds: TextBounds
-    good: list[pa.RecordBatch] = field(default_factory=list)
-    bad: list[tuple[int, Sequence[BadRow]]] = field(default_factory=list)
+    parts: list[CheckedRows] = field(default_factory=list)
     row_count: int = 0
     byte_count: int = 0
 
-    def add(self, divided: Divided, row_count: int) -> None:
-        """Add the next `row_count` rows; positions in `divided` count from 0."""
-        self.good.extend(divided.good)
-        self.bad.extend((self.row_count + first, rows) for first, rows in divided.bad)
-        self.row_count += row_count
-        self.byte_count += sum(batch.nbytes for batch in divided.good)
+    def add(self, checked: CheckedRows, line_of: Callable[[int], int]) -> None:
+        """Add the next rows; a misfit raises `SchemaMismatchError` unless misfits are kept.
+
+        `line_of` returns the line of the row at a position in the body.
+        """
+        if checked.misfits and not self.bounds.is_rejecting:
+            position, misfit = checked.first_misfit()
+            column = "" if misfit.column is None else f", column '{misfit.column}'"
+            raise SchemaMismatchError(
+                f"{self.bounds.what}: line {line_of(self.row_count + position)}{column}:"
+                f" {misfit.reason}; {nothing_done(is_delete=bool(self.bounds.key))}"
+            )
+        self.parts.append(checked)
+        self.row_count += checked.row_count
+        self.byte_count += checked.rows.nbytes
         self.check(0, 0)
 
     def check(self, row_count: int, byte_count: int) -> None:
@@ -86,22 +91,13 @@ class DividedText:
                 " read (body_bytes_max); send less at once"
             )
 
-    def refusal(self, line: int, row: BadRow) -> StreamhouseError:
-        """Return the error for a body with a bad row."""
-        column = "" if row.column is None else f", column '{row.column}'"
-        return SchemaMismatchError(
-            f"{self.bounds.what}: line {line}{column}: {row.reason};"
-            f" {nothing_done(is_delete=bool(self.bounds.key))}"
-        )
-
-    def divided(self) -> Divided:
-        """Return all rows, in as few batches as possible."""
-        if len(self.good) < 2:
-            return Divided(self.good, self.bad)
-        if len({tuple(batch.schema.names) for batch in self.good}) > 1:
+    def checked(self, table: TableInfo) -> CheckedRows:
+        """Return all rows."""
+        parts = self.parts or [CheckedRows(empty_batch(table.schema.to_arrow()), {})]
+        if len({tuple(part.rows.schema.names) for part in parts}) > 1:
             # In a part without change types, all rows are upserts.
-            self.good = [_with_changes(batch) for batch in self.good]
-        return Divided(pa.Table.from_batches(self.good).combine_chunks().to_batches(), self.bad)
+            parts = [replace(part, rows=_with_changes(part.rows)) for part in parts]
+        return joined(parts)
 
 
 def _with_changes(batch: pa.RecordBatch) -> pa.RecordBatch:

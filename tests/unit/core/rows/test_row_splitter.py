@@ -64,14 +64,16 @@ def test_each_row_fits_or_not_by_itself(rows: list[tuple[Any, ...]]) -> None:
     batch = pa.record_batch([pa.array(c, pa.string()) for c in columns], names=SCHEMA.names)
     splitter = RowSplitter(_table())
 
-    good, bad = splitter.split(batch)
+    checked = splitter.split(batch)
 
     alone = [splitter.split(batch.slice(at, 1)) for at in range(batch.num_rows)]
-    assert [row.position for row in bad] == [at for at, (_, wrong) in enumerate(alone) if wrong]
-    assert [row.reason for row in bad] == [wrong[0].reason for _, wrong in alone if wrong]
-    assert good.to_pylist() == [row for fit, _ in alone for row in fit.to_pylist()]
-    assert good.schema.types == SCHEMA.types
-    assert good["id"].null_count == 0
+    assert checked.misfits == {at: one.misfits[0] for at, one in enumerate(alone) if one.misfits}
+    assert list(checked.misfits) == sorted(checked.misfits)
+    assert checked.rows.to_pylist() == [row for one in alone for row in one.rows.to_pylist()]
+    assert checked.rows.schema.types == SCHEMA.types
+    assert checked.rows["id"].null_count == 0
+    for at in checked.misfits:
+        assert tuple(checked.original_of(at).values()) == rows[at]
 
 
 def test_numbers_that_do_not_fit_a_narrower_type_are_bad() -> None:
@@ -86,10 +88,11 @@ def test_numbers_that_do_not_fit_a_narrower_type_are_bad() -> None:
         }
     )
 
-    good, bad = RowSplitter(_table()).split(batch)
+    checked = RowSplitter(_table()).split(batch)
+    good, bad = checked.rows, list(checked.misfits.items())
 
     assert good["id"].to_pylist() == [1]
-    assert [(row.position, row.column) for row in bad] == [
+    assert [(at, misfit.column) for at, misfit in bad] == [
         (1, "small"),
         (2, "small"),
         (3, "price"),
@@ -105,21 +108,23 @@ def test_nulls_inside_of_values_and_large_rows_are_bad(monkeypatch: pytest.Monke
         names=["a", "b"],
     )
 
-    good, bad = RowSplitter(table).split(batch)
+    checked = RowSplitter(table).split(batch)
+    good, bad = checked.rows, list(checked.misfits.items())
 
     assert good["b"].to_pylist() == ["x", "z"]
-    assert "must not be null" in bad[0].reason
-    assert "at most 10000" in bad[1].reason
+    assert "must not be null" in bad[0][1].reason
+    assert "at most 10000" in bad[1][1].reason
 
 
 def test_long_keys_are_bad() -> None:
     table = _table(pa.schema([pa.field("k", pa.string(), nullable=False)]), ("k",))
     batch = pa.record_batch({"k": ["a", "b" * 20_000, "c"]})
 
-    good, bad = RowSplitter(table).split(batch)
+    checked = RowSplitter(table).split(batch)
+    good, bad = checked.rows, list(checked.misfits.items())
 
     assert good["k"].to_pylist() == ["a", "c"]
-    assert "the key (k) has" in bad[0].reason
+    assert "the key (k) has" in bad[0][1].reason
 
 
 def test_a_delete_needs_its_key_alone() -> None:
@@ -132,10 +137,11 @@ def test_a_delete_needs_its_key_alone() -> None:
         }
     )
 
-    good, bad = RowSplitter(_table(schema)).split(batch)
+    checked = RowSplitter(_table(schema)).split(batch)
+    good, bad = checked.rows, list(checked.misfits.items())
 
     assert good["id"].to_pylist() == [1]
-    assert [row.column for row in bad] == ["v", "id", None]
+    assert [misfit.column for _, misfit in bad] == ["v", "id", None]
 
 
 def test_the_limits_are_those_that_the_service_refuses_by() -> None:

@@ -19,8 +19,9 @@ from streamhouse.core.errors import (
     SchemaMismatchError,
 )
 from streamhouse.core.model.table import TablePath
+from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.storage_service.kafka.avro_schema import _SchemaCache, avro_schema
-from streamhouse.storage_service.kafka.values import RecordRows, records_of, rows_of
+from streamhouse.storage_service.kafka.values import records_of, rows_of
 from tests.support.kafka_records import columns_of, record_table
 
 BYTES_MAX: Final = 64 << 20
@@ -90,13 +91,13 @@ def _read(
     keys: list[bytes | None] | None = None,
     key: tuple[str, ...] = (),
     properties: Mapping[str, str] | None = None,
-) -> RecordRows:
+) -> CheckedRows:
     info = record_table(columns, key, value_format="avro", **(properties or {}))
     return rows_of(columns_of(values, keys), info, bytes_max=BYTES_MAX, schemas=schemas)
 
 
-def _reasons(found: RecordRows) -> dict[int, str]:
-    return {row.position: row.reason for row in found.bad}
+def _reasons(found: CheckedRows) -> dict[int, str]:
+    return {at: misfit.reason for at, misfit in found.misfits.items()}
 
 
 def test_fields_are_columns_whatever_schema_wrote_them() -> None:
@@ -116,7 +117,7 @@ def test_fields_are_columns_whatever_schema_wrote_them() -> None:
     )
 
     utc = datetime.UTC
-    assert not found.bad
+    assert not found.misfits
     assert found.rows.to_pylist() == [
         {
             "id": 7,
@@ -133,7 +134,7 @@ def test_fields_are_columns_whatever_schema_wrote_them() -> None:
         },
         {"id": 2, "name": None, "at": None, "sum": None},
     ]
-    assert found.records.tolist() == [0, 1, 2, 3]
+    assert found.positions.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_a_bad_value_is_one_bad_record(value: bytes, said: str) -> None:
 
     found = _read([good, value, good], schemas)
 
-    assert found.records.tolist() == [0, 2]
+    assert found.positions.tolist() == [0, 2]
     assert said in _reasons(found)[1]
 
 
@@ -349,7 +350,7 @@ def test_few_bytes_do_not_become_many_rows_bytes() -> None:
     found = _read([bomb, _framed(1, 1, 1, b"\0" * 200, 0)], schemas, columns)
 
     assert "may be more than" in _reasons(found)[0]
-    assert found.records.tolist() == [1]
+    assert found.positions.tolist() == [1]
 
 
 def test_many_records_may_not_be_more_than_their_bounds() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from streamhouse.core.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
 from streamhouse.core.model.records.unavailable_value import UNAVAILABLE_VALUE
-from streamhouse.storage_service.kafka.values import RecordRows
+from streamhouse.core.rows.checked_rows import CheckedRows
 from tests.support.kafka_records import columns_of, read_alone_and_among_many, record_table
 
 PEOPLE: Final = pa.schema(
@@ -56,14 +56,14 @@ def _envelope(op: str, before: Any = None, after: Any = None) -> dict[str, Any]:
 
 def _read(
     *envelopes: Any, keys: list[bytes | None] | None = None, schema: pa.Schema = PEOPLE
-) -> RecordRows:
+) -> CheckedRows:
     values = [None if e is None else json.dumps(e).encode() for e in envelopes]
     info = record_table(schema, ("id",), value_format="debezium-json")
     return read_alone_and_among_many(columns_of(values, keys), info)
 
 
-def _reasons(found: RecordRows) -> dict[int, str]:
-    return {row.position: row.reason for row in found.bad}
+def _reasons(found: CheckedRows) -> dict[int, str]:
+    return {at: misfit.reason for at, misfit in found.misfits.items()}
 
 
 @pytest.mark.parametrize("op", ["c", "r", "u"])
@@ -142,8 +142,8 @@ def test_tombstones_and_messages_say_nothing() -> None:
         _envelope("d", ANN), None, _envelope("m"), _envelope("c", None, ANN), keys=[None] * 4
     )
 
-    assert found.records.tolist() == [0, 3]
-    assert not found.bad
+    assert found.positions.tolist() == [0, 3]
+    assert not found.misfits
 
 
 def test_columns_that_the_table_has_not_are_left_out() -> None:
@@ -169,7 +169,7 @@ def test_columns_that_the_table_has_not_are_left_out() -> None:
 def test_what_is_no_change_is_one_bad_record(envelope: Any, said: str) -> None:
     found = _read(_envelope("c", None, ANN), envelope, _envelope("c", None, ANN))
 
-    assert found.records.tolist() == [0, 2]
+    assert found.positions.tolist() == [0, 2]
     assert said in _reasons(found)[1]
 
 
@@ -203,7 +203,7 @@ def test_times_count_what_their_own_schema_says_also_beside_a_column_payload() -
 
     found = _read(*in_ms, *in_us, schema=pa.schema(fields))
 
-    assert not found.bad
+    assert not found.misfits
     assert set(found.rows.column("woke").to_pylist()) == {
         datetime.datetime(2023, 11, 14, 22, 13, 20)
     }
@@ -300,8 +300,8 @@ def test_debeziums_placeholder_is_no_value(kind: pa.DataType, sent: Any) -> None
 
     found = _read(good, envelope, {"schema": {}, "payload": envelope}, schema=schema)
 
-    assert found.records.tolist() == [0]
-    assert [row.column for row in found.bad] == ["doc", "doc"]
+    assert found.positions.tolist() == [0]
+    assert [misfit.column for misfit in found.misfits.values()] == ["doc", "doc"]
     for reason in _reasons(found).values():
         assert "the update left the value alone" in reason
         assert "REPLICA IDENTITY FULL" in reason
@@ -325,7 +325,7 @@ def test_an_update_of_the_key_deletes_the_row_of_the_old_key() -> None:
 
     assert found.operations is not None
     rows = zip(
-        found.records.tolist(),
+        found.positions.tolist(),
         found.operations.tolist(),
         found.rows.column("id").to_pylist(),
         found.rows.column("name").to_pylist(),
@@ -358,4 +358,4 @@ def test_a_key_of_several_columns_is_old_as_a_whole() -> None:
         {"a": "1", "b": "3"},
         {"a": "9", "b": "3"},
     ]
-    assert found.records.tolist() == [0, 0, 1]
+    assert found.positions.tolist() == [0, 0, 1]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.core.model.table import TableInfo
-from streamhouse.storage_service.kafka.values import RecordRows
+from streamhouse.core.rows.checked_rows import CheckedRows
 from tests.support.kafka_records import columns_of, read_alone_and_among_many, record_table
 
 COLUMNS: Final = pa.schema(
@@ -35,7 +35,7 @@ TABLES: Final[dict[str, tuple[TableInfo, str]]] = {
 }
 
 
-def _read(form: str, column: str, value: str) -> RecordRows:
+def _read(form: str, column: str, value: str) -> CheckedRows:
     info, text = TABLES[form]
     return read_alone_and_among_many(columns_of([(text % (column, value)).encode()]), info)
 
@@ -70,7 +70,7 @@ def test_what_is_no_value_of_a_column_is_not_made_one(form: str, column: str, va
     found = _read(form, column, value)
 
     assert found.rows.num_rows == 0
-    assert (found.bad[0].column, "is no " in found.bad[0].reason) == (column, True)
+    assert (found.misfits[0].column, "is no " in found.misfits[0].reason) == (column, True)
 
 
 @pytest.mark.parametrize("form", TABLES)
@@ -97,7 +97,7 @@ def test_a_value_is_what_it_says(form: str, column: str, value: str, known: Any)
 
 
 def test_a_field_that_a_struct_has_not_is_named_as_a_column_is() -> None:
-    (bad,) = _read("json", "st", '{"x":"a","y":1}').bad
+    (bad,) = _read("json", "st", '{"x":"a","y":1}').misfits.values()
 
     assert bad.column == "st"
     assert bad.reason.endswith("it has no field 'y'")
@@ -108,15 +108,15 @@ def test_a_field_that_a_struct_has_not_is_named_as_a_column_is() -> None:
     [("s", "1.50", 1.5), ("s", "0.1234567890123456789", "0.1234567890123456789"), ("n", "5", 5)],
 )
 def test_what_is_kept_of_a_bad_record_is_what_it_had(column: str, value: str, kept: Any) -> None:
-    (bad,) = _read("json", column, value + ',"zz":1').bad
+    read = _read("json", column, value + ',"zz":1')
 
-    assert str(bad.values[column]) == str(kept)
+    assert str(read.original_of(0)[column]) == str(kept)
 
 
 @pytest.mark.parametrize("column", ["s", "l", "zz"])
 @pytest.mark.parametrize("depth", [63, 64, 500, 950, 5_000])
 def test_json_is_as_deep_as_it_may_be(column: str, depth: int) -> None:
-    (bad,) = _read("json", column, "[" * depth + "]" * depth).bad
+    (bad,) = _read("json", column, "[" * depth + "]" * depth).misfits.values()
 
     assert ("nested deeper than 64" in bad.reason) == (depth > 63)
 
@@ -128,4 +128,4 @@ def test_a_value_of_another_encoding_is_no_json() -> None:
     found = read_alone_and_among_many(columns_of(values), info)
 
     assert found.rows.column("id").to_pylist() == [2]
-    assert all("is no JSON: 'utf-8'" in row.reason for row in found.bad)
+    assert all("is no JSON: 'utf-8'" in misfit.reason for misfit in found.misfits.values())

@@ -11,8 +11,9 @@ from streamhouse.core.errors import RequestTooLargeError
 from streamhouse.core.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
 from streamhouse.core.model.records.record_format import RAW_TOPIC
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.storage_service.kafka.records.columns import RecordColumns
-from streamhouse.storage_service.kafka.values import RecordRows, rows_of
+from streamhouse.storage_service.kafka.values import rows_of
 from tests.support.kafka_records import columns_of, read_alone_and_among_many, record_table
 
 ORDERS: Final = pa.schema(
@@ -25,12 +26,12 @@ ORDERS: Final = pa.schema(
 BYTES_MAX: Final = 64 << 20
 
 
-def read(given: RecordColumns, info: TableInfo) -> RecordRows:
+def read(given: RecordColumns, info: TableInfo) -> CheckedRows:
     return read_alone_and_among_many(given, info, bytes_max=BYTES_MAX)
 
 
-def reasons(found: RecordRows) -> dict[int, str]:
-    return {row.position: row.reason for row in found.bad}
+def reasons(found: CheckedRows) -> dict[int, str]:
+    return {at: misfit.reason for at, misfit in found.misfits.items()}
 
 
 def test_raw_records_are_rows_without_a_copy() -> None:
@@ -48,7 +49,7 @@ def test_raw_records_are_rows_without_a_copy() -> None:
     )
     assert first["timestamp"].isoformat() == "2023-11-14T22:13:20.123000+00:00"
     assert second == dict.fromkeys(RAW_TOPIC.names)
-    assert found.records.tolist() == [0, 1]
+    assert found.positions.tolist() == [0, 1]
     assert found.operations is None
     own, theirs = found.rows.column("value").buffers()[2], given.values.buffers()[2]
     assert own.address == theirs.address
@@ -62,9 +63,9 @@ def test_a_raw_text_is_text_and_what_is_none_is_bad() -> None:
     found = read(given, record_table(schema, on_error="reject"))
 
     assert found.rows.to_pylist() == [{"key": "1", "value": "a"}]
-    assert found.records.tolist() == [0]
-    assert {row.position: row.column for row in found.bad} == {1: "value", 2: "key"}
-    assert found.bad[0].values["value"] == b"\xff"
+    assert found.positions.tolist() == [0]
+    assert {at: misfit.column for at, misfit in found.misfits.items()} == {1: "value", 2: "key"}
+    assert found.original_of(1)["value"] == b"\xff"
 
 
 def test_a_raw_table_with_a_key_takes_tombstones_as_deletes() -> None:
@@ -113,9 +114,9 @@ def test_a_bad_value_is_one_bad_record(value: bytes | None, said: str) -> None:
     found = read(given, record_table(ORDERS))
 
     assert found.rows.column("id").to_pylist() == [1, 3]
-    assert found.records.tolist() == [0, 2]
-    assert [row.position for row in found.bad] == [1]
-    assert said in found.bad[0].reason
+    assert found.positions.tolist() == [0, 2]
+    assert list(found.misfits) == [1]
+    assert said in found.misfits[1].reason
 
 
 def test_a_log_table_takes_a_record_without_a_value_as_nulls_if_it_may_have_them() -> None:
@@ -181,7 +182,7 @@ def test_what_is_kept_of_a_bad_record_can_be_tried_again() -> None:
         given, record_table(ORDERS, key_columns="id", timestamp_column="at", on_error="reject")
     )
 
-    first, second = (row.values for row in found.bad)
+    first, second = (found.original_of(at) for at in found.misfits)
     assert (first["id"], first["name"]) == ("x", "a")
     assert first["at"].isoformat() == "1970-01-01T00:00:01+00:00"
     assert second["kafka.value"] == "ff"
@@ -233,5 +234,5 @@ def test_no_records_are_no_rows() -> None:
     for info in (record_table(RAW_TOPIC), record_table(ORDERS), record_table(ORDERS, ("id",))):
         found = read(columns_of([]), info)
 
-        assert (found.rows.num_rows, len(found.records), list(found.bad)) == (0, 0, [])
+        assert (found.rows.num_rows, len(found.positions), found.misfits) == (0, 0, {})
         assert found.rows.schema.names == info.schema.to_arrow().names

@@ -83,11 +83,10 @@ def test_what_bad_records_hold_until_they_are_stored_is_counted_and_is_no_more_t
 
     found = decoded(data, _REJECTING, 0, _CONFIG)
 
-    assert found.divided is not None
-    assert found.divided.bad_count == 3
+    assert found.rejecting is not None
+    assert len(found.rejecting.misfits) == 3
     assert 3 * len(value) <= found.nbytes < 4 * len(value)
-    ((_, rows),) = found.divided.bad
-    assert dict(rows[0].values.items()) == {"other": [{}] * 10_001}
+    assert found.rejecting.original_of(0) == {"other": [{}] * 10_001}
 
 
 def test_a_bad_record_that_is_cut_anyway_is_kept_as_text() -> None:
@@ -95,9 +94,8 @@ def test_a_bad_record_that_is_cut_anyway_is_kept_as_text() -> None:
 
     found = decoded(produced(columns_of([value])), _REJECTING, 0, _CONFIG)
 
-    assert found.divided is not None
-    ((_, (row,)),) = found.divided.bad
-    assert row.values["kafka.value"] == value.decode()
+    assert found.rejecting is not None
+    assert found.rejecting.original_of(0)["kafka.value"] == value.decode()
 
 
 def test_memory_is_reserved_for_what_a_batch_mostly_is_and_then_for_what_it_may_be() -> None:
