@@ -163,16 +163,16 @@ class DataDirectory:
         return self._table_state(table_id, "lake")
 
     def lake_pins_file(self, table_id: int) -> StateFile:
-        """Where a table's lake pins are kept; made with the first of them."""
+        """Return the file of a table's lake pins; the first pin makes the file."""
         return self._table_state(table_id, "lake_pins")
 
     def consumers_file(self, table_id: int) -> StateFile:
-        """Where it is kept how far a table's readers are; made with the first of them."""
+        """Return the file of a table's consumers and their positions; it may not exist yet."""
         return self._table_state(table_id, "consumers")
 
-    def record_schemas_file(self, table_id: int) -> StateFile:
-        """Where the schemas of a table's records are kept; made with the first of them."""
-        return self._table_state(table_id, "record_schemas")
+    def sidecar_file(self, table_id: int, name: str) -> StateFile:
+        """Return the file of a door's state of a table; the first save makes the file."""
+        return self._table_state(table_id, name)
 
     def row_ages_file(self, table_id: int) -> StateFile:
         """Where a primary key table keeps which offsets were written before which times."""

@@ -52,7 +52,7 @@ from streamhouse.storage_service.engine.keys.key_recovery import (
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
-from streamhouse.storage_service.engine.record_schemas import RecordSchemas
+from streamhouse.storage_service.engine.sidecar import Sidecar
 from streamhouse.storage_service.engine.tiering_desk.history_check import check_history, covered_by
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
 from streamhouse.storage_service.engine.wakeups import WaiterLimit, Wakeups
@@ -106,8 +106,10 @@ class TableOpener:
         submit: Submit,
         recovery: KeyRecovery,
         replication: Replication,
+        sidecars: Sequence[type[Sidecar]],
     ) -> None:
         self._directory = directory
+        self._sidecars = sidecars
         self._replication = replication
         self._runtime = runtime
         self._frame_bytes_max = config.batch_bytes_max
@@ -152,7 +154,7 @@ class TableOpener:
         """Open a table; if `is_new`, some of its files may never have been made."""
         pins = await self._runtime.run(self._load_pins, info)
         consumers = await self._runtime.run(self._load_consumers, info)
-        schemas = await self._runtime.run(self._load_schemas, info)
+        sidecars = await self._runtime.run(self._load_sidecars, info)
         opened = await asyncio.gather(
             *(
                 self._runtime.run(self._open_bucket, info, bucket, lake, is_new)
@@ -165,7 +167,7 @@ class TableOpener:
             if isinstance(error, BaseException):
                 await self._runtime.run(_close_buckets, buckets)
                 raise error
-        table = self._table(info, buckets, lake, pins, consumers, schemas)
+        table = self._table(info, buckets, lake, pins, consumers, sidecars)
         try:
             await self._check_history(table)
         except BaseException:
@@ -181,7 +183,7 @@ class TableOpener:
         lake: LakeState,
         pins: LakePins,
         consumers: Consumers,
-        schemas: RecordSchemas,
+        sidecars: Sequence[Sidecar],
     ) -> OpenTable:
         wakeups = Wakeups(self._waiter_limit)
         keys = [bucket.keys for bucket in buckets if bucket.keys is not None]
@@ -193,7 +195,7 @@ class TableOpener:
                 lake=lake,
                 lake_pins=pins,
                 consumers=consumers,
-                record_schemas=schemas,
+                sidecars=sidecars,
                 wakeups=wakeups,
             )
         writer = KeyWriter(
@@ -211,7 +213,7 @@ class TableOpener:
             lake=lake,
             lake_pins=pins,
             consumers=consumers,
-            record_schemas=schemas,
+            sidecars=sidecars,
             wakeups=wakeups,
         )
 
@@ -242,13 +244,11 @@ class TableOpener:
             runtime=self._runtime,
         )
 
-    def _load_schemas(self, info: TableInfo) -> RecordSchemas:
-        return RecordSchemas(
-            self._directory.record_schemas_file(info.table_id),
-            table=str(info.path),
-            table_id=info.table_id,
-            runtime=self._runtime,
-        )
+    def _load_sidecars(self, info: TableInfo) -> list[Sidecar]:
+        return [
+            kind(self._directory.sidecar_file(info.table_id, kind.file_name), info, self._runtime)
+            for kind in self._sidecars
+        ]
 
     def _open_bucket(
         self, info: TableInfo, bucket: int, lake: LakeState, is_new: bool

@@ -1,7 +1,7 @@
-"""Where the readers of one table stand: what each of them last said that it has read.
+"""Where the readers of one table stand: the positions of the latest reports.
 
 Invariants:
-- a consumer is one of the token that reports it: others may have one of the same name
+- a consumer belongs to the token of its reports: another token may use the same name
 - a consumer that has said nothing for the table's `table.log.consumers.ttl` counts for nothing
 - a table has at most CONSUMERS_MAX of them, OWNER_CONSUMERS_MAX of one token
 - a new one is on disk before `report` returns, so is one that asks for that, later reports soon:
@@ -61,7 +61,7 @@ class Consumer:
 
     @property
     def key(self) -> ConsumerKey:
-        """What tells it from all others of the table."""
+        """The key of the consumer in the table."""
         return (self.owner, self.name)
 
     def to_json(self) -> dict[str, Any]:
@@ -121,12 +121,12 @@ class Consumers:
         """Unread rows that retention takes soon, as it found them last."""
 
     async def end(self, error: StreamhouseError) -> None:
-        """Return when nothing is being saved, and nothing will be: who reports gets `error`."""
+        """Return once no report is being saved; later reports raise `error`."""
         async with self._lock:
             self._end = error
 
     def go_on(self) -> None:
-        """Take reports after `end` as before it."""
+        """Allow reports again after `end`."""
         self._end = None
 
     def current(self, ttl_ms: int) -> list[Consumer]:

@@ -91,12 +91,12 @@ class LakePins:
         self._end: StreamhouseError | None = None
 
     async def end(self, error: StreamhouseError) -> None:
-        """Return when no pin is being saved, and none will be: who asks gets `error`."""
+        """Return once no pin is being saved; later saves raise `error`."""
         async with self._lock:
             self._end = error
 
     def go_on(self) -> None:
-        """Pin after `end` as before it."""
+        """Allow pins again after `end`."""
         self._end = None
 
     def current(self) -> list[LakePin]:

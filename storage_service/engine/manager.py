@@ -46,6 +46,7 @@ from streamhouse.storage_service.engine.keys._key_mending import KeyMending
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import Appended, Away, LogTable, OpenTable
+from streamhouse.storage_service.engine.sidecar import Sidecar
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.engine.transactions._transaction_coordinator import (
     TransactionCoordinator,
@@ -86,6 +87,7 @@ class TabletManager:
         runtime: Runtime,
         recovery: KeyRecovery,
         replication: Replication,
+        sidecars: Sequence[type[Sidecar]] = (),
     ) -> None:
         self._config, self.directory, self.runtime = config, directory, runtime
         self.registry: Final = registry
@@ -108,12 +110,12 @@ class TabletManager:
             submit=self._committer.submit,
             recovery=recovery,
             replication=replication,
+            sidecars=sidecars,
         )
         self.copy_keys = key_copier(self.open_tables, self._loop)
         """Copies rows by key for a checkpoint of the journal; not called on the event loop."""
-        self.mending = KeyMending(
-            tables=self.open_tables, find_lost=self._opener.lost_rows, runtime=runtime
-        )
+        tables = self.open_tables
+        self.mending = KeyMending(tables=tables, find_lost=self._opener.lost_rows, runtime=runtime)
         self.transactions = TransactionCoordinator(
             config,
             directory=directory,
@@ -141,10 +143,7 @@ class TabletManager:
             runtime=runtime,
         )
         self.row_expiry = RowExpiry(
-            tables=self.open_tables,
-            directory=directory,
-            check_room=self.disk_budget.check,
-            runtime=runtime,
+            tables=tables, directory=directory, check_room=self.disk_budget.check, runtime=runtime
         )
 
     @classmethod
@@ -157,6 +156,7 @@ class TabletManager:
         names: ShardDirectory | None = None,
         directory: DataDirectory | None = None,
         replication: Replication | None = None,
+        sidecars: Sequence[type[Sidecar]] = (),
     ) -> TabletManager:
         """Lock the data directory and recover every table; all acknowledged rows are visible.
 
@@ -189,6 +189,7 @@ class TabletManager:
                 runtime=runtime,
                 recovery=recovery,
                 replication=replication or Replication(),
+                sidecars=sidecars,
             )
         except BaseException:
             directory.close()
@@ -239,7 +240,7 @@ class TabletManager:
 
     @property
     def service_id(self) -> str:
-        """The id the data directory got when it was made."""
+        """The id of the data directory."""
         return self.registry.service_id
 
     @property
@@ -249,7 +250,7 @@ class TabletManager:
 
     @property
     def queued_bytes(self) -> int:
-        """Appended bytes that wait for the disk."""
+        """The appended bytes waiting for the disk."""
         return self._committer.queued_bytes
 
     # -- databases and tables ------------------------------------------------------------------

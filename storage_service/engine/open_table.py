@@ -1,4 +1,4 @@
-"""One table as it runs: its buckets' logs, its lake state and who waits for it.
+"""One table as it runs: the logs of the buckets, the lake state and the waiting readers.
 
 Owned by the event loop: `info`, `lake` and `is_dropped` change only there, and high watermarks are
 published only there, so what is read between two awaits is one consistent cut.
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -32,13 +32,15 @@ from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine._write_gate import WriteGate
 from streamhouse.storage_service.engine.consumers import Consumer, Consumers
 from streamhouse.storage_service.engine.lake_pins import LakePins
-from streamhouse.storage_service.engine.record_schemas import RecordSchemas
+from streamhouse.storage_service.engine.sidecar import Sidecar
 from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
 from streamhouse.storage_service.log.log_tablet import LogTablet
 
 __all__ = ["Appended", "Away", "LogTable", "OpenTable"]
+
+_S = TypeVar("_S", bound=Sidecar)
 
 # So few who wait for rows are woken before the writer is answered: its client would take the
 # processor for the next request while they are on their way (measured: an eighth of their time).
@@ -79,7 +81,7 @@ class OpenTable(abc.ABC):
         lake: LakeState,
         lake_pins: LakePins,
         consumers: Consumers,
-        record_schemas: RecordSchemas,
+        sidecars: Sequence[Sidecar],
         wakeups: Wakeups,
     ) -> None:
         assert len(tablets) == info.bucket_count, "every bucket has its log"
@@ -87,7 +89,7 @@ class OpenTable(abc.ABC):
         self.tablets = tuple(tablets)
         self.lake_pins = lake_pins
         self.consumers = consumers
-        self.record_schemas = record_schemas
+        self._sidecars = {type(sidecar): sidecar for sidecar in sidecars}
         self.wakeups = wakeups
         self.gate = WriteGate()
         """Passed by every write."""
@@ -120,6 +122,12 @@ class OpenTable(abc.ABC):
             properties = self.info.properties()
             self._properties = (self.info, properties)
         return properties
+
+    def sidecar(self, kind: type[_S]) -> _S:
+        """Return a door's state of the table; the service was started with that door."""
+        sidecar = self._sidecars[kind]
+        assert isinstance(sidecar, kind)
+        return sidecar
 
     def keep_lake(self, lake: LakeState) -> None:
         """Go on with a lake state that is durable; one that has diverged ends all writes."""
@@ -304,16 +312,18 @@ class OpenTable(abc.ABC):
         """Raise if a write to the bucket would be refused until a restart."""
 
     async def end_saves(self, why: StreamhouseError) -> None:
-        """Return when no pin, consumer or schema is being saved or will be: who asks gets `why`."""
+        """Return once no pin, consumer or sidecar is being saved; later saves raise `why`."""
         await self.lake_pins.end(why)
         await self.consumers.end(why)
-        await self.record_schemas.end(why)
+        for sidecar in self._sidecars.values():
+            await sidecar.end(why)
 
     def go_on_saving(self) -> None:
-        """Take pins and reports after `end_saves` as before it."""
+        """Allow saves again after `end_saves`."""
         self.lake_pins.go_on()
         self.consumers.go_on()
-        self.record_schemas.go_on()
+        for sidecar in self._sidecars.values():
+            sidecar.go_on()
 
     @abc.abstractmethod
     async def settle(self) -> None:
@@ -321,7 +331,7 @@ class OpenTable(abc.ABC):
 
     @abc.abstractmethod
     async def stop(self, *, flush: bool) -> None:
-        """End what writes for the table, so that its logs can be closed."""
+        """Stop the writer of the table, so that the logs can be closed."""
 
     async def follow(self) -> None:
         """Write by the properties that the table has from now on."""

@@ -90,9 +90,7 @@ async def answer_request(exchange: KafkaExchange, data: memoryview) -> list[Piec
     finally:
         exchange.end_report()
         seconds = time.perf_counter() - started
-        exchange.service.metrics.count_kafka_request(
-            exchange.api.name, exchange.error.name, seconds
-        )
+        exchange.broker.counts.count(exchange.api.name, exchange.error.name, seconds)
         _logger.debug(
             "event=request request_id=%s method=%s route=%s error=%s ms=%.1f",
             exchange.request_id,

@@ -1,4 +1,4 @@
-"""The Kafka door: listens while this process owns the data."""
+"""The door of Kafka's protocol: listens while this process owns the data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from streamhouse.storage_service.config import ServiceConfig, kafka_address
 from streamhouse.storage_service.kafka_door._api import Api
 from streamhouse.storage_service.kafka_door._apis import APIS
 from streamhouse.storage_service.kafka_door._connection import KafkaConnection
+from streamhouse.storage_service.kafka_door._kafka_routes import KAFKA_ROUTES, kafka_routes
 from streamhouse.storage_service.kafka_door._preparing import Preparing
+from streamhouse.storage_service.kafka_door._record_schemas import RecordSchemas
 from streamhouse.storage_service.kafka_door.broker._broker import Broker
 from streamhouse.storage_service.kafka_door.broker._broker_state import BrokerAddress
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes
+from streamhouse.storage_service.server.doors import Door
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
 from streamhouse.storage_service.server.service import Service
@@ -30,60 +34,76 @@ _BACKLOG: Final = 2_048
 _CLOSE_TIMEOUT_S: Final = 2
 
 
-class KafkaDoor:
-    """Kafka's protocol on an already bound socket. Event loop only."""
+class KafkaDoor(Door):
+    """Kafka's protocol."""
 
-    def __init__(
-        self,
-        service: Service,
-        listening: socket.socket,
-        *,
-        connections: OpenConnections,
-        certificate: Certificate | None,
-        apis: Mapping[int, Api] = APIS,
-    ) -> None:
-        self._apis = apis
-        self._listening = listening
-        self._connections = connections
-        self._certificate = certificate
-        self.address = _advertised(service.config, listening)
-        self._broker = Broker(service, self.address)
-        self.preparing = Preparing(apis.values())
+    routes = KAFKA_ROUTES
+    sidecars = (RecordSchemas,)
+    port_option = "--kafka-port"
+    apis: Mapping[int, Api] = APIS
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.port = config.kafka_port
+        self.address: BrokerAddress | None = None
+        """The address advertised to clients, once the door listens."""
         self._open: set[KafkaConnection] = set()
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count(1)
         self._server: asyncio.Server | None = None
         self._tls: TlsListener | None = None
 
-    async def open(self) -> None:
-        """Begin to accept connections."""
+    def open(self, service: Service) -> None:
+        """See `Door.open`."""
+        self._service = service
+        self._counts = service.metrics.request_counts(
+            "kafka_request",
+            ("api", "error"),
+            count_text="Requests of Kafka clients answered, by API and by the first error of the"
+            " answer.",
+            time_text="Time from a Kafka client's whole request to its answer, waits included.",
+        )
+
+    def control_routes(self, routes: ControlRoutes) -> None:
+        """See `Door.control_routes`."""
+        kafka_routes(routes, self._service, address=lambda: self.address)
+
+    async def listen(
+        self,
+        listening: socket.socket,
+        *,
+        connections: OpenConnections,
+        certificate: Certificate | None,
+    ) -> str:
+        """See `Door.listen`."""
+        self.address = _advertised(self._service.config, listening)
+        self._broker = Broker(self._service, self.address, self._counts)
+        self.preparing = Preparing(self.apis.values())
         make = functools.partial(
             KafkaConnection,
             self._broker,
-            self._connections,
-            apis=self._apis,
+            connections,
+            apis=self.apis,
             next_id=self._next_id,
             on_open=self._open.add,
             on_close=self._open.discard,
         )
-        if self._certificate is not None:
+        if certificate is not None:
             self._tls = TlsListener(
-                self._listening,
-                self._certificate,
+                listening,
+                certificate,
                 backlog=_BACKLOG,
-                connections=self._connections,
+                connections=connections,
                 make_protocol=make,
             )
         else:
             loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(make, sock=self._listening, backlog=_BACKLOG)
+            self._server = await loop.create_server(make, sock=listening, backlog=_BACKLOG)
         self.preparing.begin()
-        service = self._broker.service
-        service.kafka_address = (self.address.host, self.address.port)
         _logger.info("event=kafka_listening address=%s", self.address)
+        return f"serving Kafka clients on {self.address}"
 
-    async def close(self) -> None:
-        """Accept no more connections, and return when all connections have ended."""
+    async def stop_listening(self) -> None:
+        """See `Door.stop_listening`."""
         try:
             await self._end_connections()
         finally:

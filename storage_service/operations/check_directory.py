@@ -28,8 +28,8 @@ from streamhouse.storage_service.directory.service_state import (
 from streamhouse.storage_service.directory.state_file import StateFile
 from streamhouse.storage_service.directory.table_files import load_lake_state, load_table
 from streamhouse.storage_service.directory.table_folders import find_strangers
-from streamhouse.storage_service.engine.record_schemas import load_schemas
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
+from streamhouse.storage_service.kafka.registry.schema_set import SchemaSet
 from streamhouse.storage_service.operations._check_keys import check_rows_by_key
 from streamhouse.storage_service.operations._check_log import check_log
 from streamhouse.storage_service.operations._check_transactions import check_transactions
@@ -160,19 +160,19 @@ def _check_table(
                 f"rows [{tiered}, {found.log_start_offset}) are neither in the log nor in the lake;"
                 " retention takes them while table.datalake.enabled is false",
             )
+    schemas = directory.sidecar_file(info.table_id, "record_schemas")
     for file in (
         directory.lake_pins_file(info.table_id),
         directory.consumers_file(info.table_id),
+        schemas,
     ):
         try:
             if file.exists():
-                file.load()
+                content = file.load()
+                if file is schemas:
+                    SchemaSet.stored(info.table_id, content, place=str(file.path))
         except StreamhouseError as error:
             report.error(where, error.message)
-    try:
-        load_schemas(directory.record_schemas_file(info.table_id), info.table_id)
-    except StreamhouseError as error:
-        report.error(where, error.message)
     if info.is_primary_key_table:
         _check_ages(directory.row_ages_file(info.table_id), facts, report)
     check_transactions(directory, info, lake, facts, report)

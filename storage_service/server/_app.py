@@ -2,8 +2,8 @@
 
 Order for each request: request id, liveness, check of foreign web pages, token and grants, stopping
 and limits, then the route. `routes.py` lists the routes. `_process_answers.py` answers about the
-process, functions of `data/` answer data routes, and the FastAPI application of
-`control/_control_plane.py` answers control routes.
+process, functions of `data/` answer data routes, the FastAPI application of
+`control/_control_plane.py` answers control routes, and doors (`doors.py`) answer their own routes.
 Every failure is answered with the JSON of a `StreamhouseError` and the request id.
 """
 
@@ -29,17 +29,10 @@ from streamhouse.core.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.core.log_lines import REQUEST_ID
-from streamhouse.core.model.lake.facts import REST_CATALOG_PATH
 from streamhouse.core.model.table import TablePath
 from streamhouse.core.traces.stages import STAGES
-from streamhouse.storage_service.kafka_door.registry.registry_route import answer_registry
 from streamhouse.storage_service.server._process_answers import AboutProcess, ProcessAnswers
 from streamhouse.storage_service.server.control._control_plane import build_control_plane
-from streamhouse.storage_service.server.control._iceberg_route import (
-    IcebergRoutes,
-    answer_error,
-    read_plus_as_space,
-)
 from streamhouse.storage_service.server.data._key_read_route import (
     answer_count,
     answer_lookup,
@@ -53,6 +46,7 @@ from streamhouse.storage_service.server.data._write_route import (
     answer_delete,
     answer_upsert,
 )
+from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.http_exchange import (
     EXCHANGE_KEY,
@@ -67,7 +61,6 @@ from streamhouse.storage_service.server.routes import (
     OPEN_PAGES,
     Answer,
     RouteMatch,
-    find,
 )
 from streamhouse.storage_service.server.service import Service
 
@@ -93,12 +86,15 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class ServiceApp:
-    """A service over HTTP."""
+    """A service over HTTP, with the doors that this opens."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, doors: Doors) -> None:
         self._service = service
-        self._iceberg = IcebergRoutes(service)
-        self._control_plane = build_control_plane(service, look=self._iceberg.look)
+        self._doors = doors
+        for door in doors:
+            door.open(service)
+        of_doors = [door.control_routes for door in doors]
+        self._control_plane = build_control_plane(service, doors.routes.rows, of_doors)
         self._of_process = ProcessAnswers(
             service.access, service.metrics, service.run_blocking, about=self._about
         )
@@ -116,8 +112,9 @@ class ServiceApp:
         )
 
     def close(self) -> None:
-        """Close the routes' catalog; blocks until the last request ends. Call after `drain`."""
-        self._iceberg.close()
+        """Close the doors; blocks until the doors' last requests end. Call after `drain`."""
+        for door in self._doors:
+            door.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; `lifespan` and web sockets are not supported."""
@@ -148,7 +145,7 @@ class ServiceApp:
             seconds = time.perf_counter() - started
             if exchange.followed is not None:
                 exchange.followed.end(exchange.status)
-            self._service.metrics.count_request(exchange.route, exchange.status, seconds)
+            self._service.metrics.requests.count(exchange.route, exchange.status, seconds)
             _logger.debug(
                 "event=request request_id=%s method=%s route=%s status=%d ms=%.1f",
                 exchange.request_id,
@@ -163,11 +160,8 @@ class ServiceApp:
         if answer is not None:
             return await exchange.answer(answer.status, answer.content_type, [answer.body])
         service.foreign_requests.check(exchange.method, exchange.scope["headers"])
-        if exchange.path.startswith(REST_CATALOG_PATH):
-            read_plus_as_space(exchange)
-        match = None if exchange.path in OPEN_PAGES else find(exchange.method, exchange.path)
+        match = None if exchange.path in OPEN_PAGES else self._doors.find(exchange)
         if match is not None:
-            exchange.need, exchange.body = match.need, match.route.body
             service.access.admit(exchange)
             if service.spans is not None:
                 self._follow(exchange, match, service.spans)
@@ -212,12 +206,8 @@ class ServiceApp:
         elif match is None:
             # A request without a token gets no body read.
             await self._hand_over(exchange, b"")
-        elif match.route.answer is Answer.CATALOG:
-            exchange.route = match.route.name
-            await self._iceberg.answer(exchange)
-        elif match.route.answer is Answer.REGISTRY:
-            exchange.route = match.route.name
-            await answer_registry(exchange, self._service, match)
+        elif match.route.answer is Answer.DOOR:
+            await self._doors.answer(exchange, match)
         else:
             # Also paths without a route: FastAPI answers 404 after the checks of the body.
             async with self._service.held_body(exchange) as body:
@@ -266,7 +256,7 @@ class ServiceApp:
         if exchange.followed is not None:
             exchange.followed.error_code = error.code
         if exchange.status == 0:
-            await answer_error(exchange, error)
+            await self._doors.answer_error(exchange, error)
 
     async def _or_elsewhere(self, error: StreamhouseError) -> StreamhouseError:
         """Return `error`, or for a missing table the error that names the shard of the table."""

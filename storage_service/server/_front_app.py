@@ -21,7 +21,7 @@ from streamhouse.storage_service.server._process_answers import (
     ProcessAnswers,
 )
 from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
-from streamhouse.storage_service.server.control._iceberg_route import answer_error
+from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.http_exchange import (
     ClientGone,
@@ -30,8 +30,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
     Scope,
     Send,
 )
-from streamhouse.storage_service.server.routes import find
-from streamhouse.storage_service.server.status._metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 __all__ = ["App", "FrontApp"]
 
@@ -50,7 +49,9 @@ class FrontApp:
         standing: Standing,
         metrics: ServiceMetrics,
         run_blocking: RunBlocking,
+        doors: Doors,
     ) -> None:
+        self._doors = doors
         self._config = config
         self._standing = standing
         self._metrics = metrics
@@ -81,7 +82,7 @@ class FrontApp:
             pass
         except StreamhouseError as error:
             self._metrics.errors.labels(error.code).inc()
-            await answer_error(exchange, error)
+            await self._doors.answer_error(exchange, error)
         except Exception:  # the outermost loop of a request: a bug is answered, not dropped
             _logger.exception("event=bug request_id=%s path=%s", exchange.request_id, exchange.path)
             await exchange.answer_error(InternalError("the service met a bug; its log has it"))
@@ -92,7 +93,7 @@ class FrontApp:
         answer = self._of_process.to_anybody(exchange)
         if answer is None:
             self._foreign_requests.check(exchange.method, exchange.scope["headers"])
-            exchange.need = find(exchange.method, exchange.path).need
+            self._doors.find(exchange)
             self._access.admit(exchange)
             await own_task()
             answer = await self._of_process.to_admitted(exchange)

@@ -179,7 +179,7 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
         "open_requests": ("Requests in progress.", service.open_requests),
         "subscriptions": ("Open subscriptions.", len(service.subscriptions)),
         "waiting_requests": ("Requests waiting for rows.", manager.waiter_limit.count),
-        "catalog_requests": ("Requests to /iceberg in progress.", service.catalog_requests),
+        **{name: (text, read()) for name, (text, read) in service.door_gauges.items()},
         "worker_calls": (
             "Calls on worker threads, including waiting calls.",
             service.turns.held + service.turns.waiting_count,

@@ -16,7 +16,7 @@ from streamhouse.storage_service.directory.runtime import RunBlocking
 from streamhouse.storage_service.server.access.access import AccessControl
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.routes import HEALTH_PATH, METRICS_PATH, READY_PATH
-from streamhouse.storage_service.server.status._metrics import (
+from streamhouse.storage_service.server.status.metrics import (
     METRICS_CONTENT_TYPE,
     ServiceMetrics,
 )

@@ -17,16 +17,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import uvicorn
 import uvloop
 from prometheus_client.core import Metric
 
 from streamhouse.core.errors import UnavailableError
-from streamhouse.core.extras import require
 from streamhouse.core.model.lake.facts import LakeCatalog, LakeState
 from streamhouse.core.model.lake.older_rows import LakeBucket, LakeHistory
 from streamhouse.core.model.table import TableInfo, TablePath
@@ -51,6 +50,7 @@ from streamhouse.storage_service.server._front_app import App, FrontApp
 from streamhouse.storage_service.server._gauges import read_state
 from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server._sockets import bound_socket, endpoint_of, shared_sockets
+from streamhouse.storage_service.server.doors import Door, Doors
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.http._http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.http_exchange import Tenure
@@ -59,7 +59,7 @@ from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
 from streamhouse.storage_service.server.other_shards import Shards
 from streamhouse.storage_service.server.peers import HttpPeers
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.status._metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 if TYPE_CHECKING:
     from streamhouse.core.traces.spans import Spans
@@ -86,7 +86,8 @@ def run_service(
     *,
     on_ready: Callable[[str], Callable[[], None]],
     on_standby: Callable[[str], None] = lambda _: None,
-    on_kafka: Callable[[str], None] = lambda _: None,
+    doors: Doors,
+    on_door: Callable[[str], None] = lambda _: None,
     rebuild: frozenset[TablePath] = frozenset(),
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish the requests in progress and return.
@@ -95,20 +96,20 @@ def run_service(
         on_ready: Gets the endpoint once requests are answered. Returns a function to call, on
             another thread, when the service begins to stop and still answers all requests.
         on_standby: Gets the endpoint once a standby follows the owner.
-        on_kafka: Gets the address for Kafka clients right after `on_ready`, with `kafka_port` only.
+        doors: The further protocols; `doors_of` returns the doors of a configuration.
+        on_door: Gets the announcement of each door with a socket, right after `on_ready`.
         rebuild: Primary key tables to rebuild from the log, even if the rows are undamaged.
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
     certificate = Certificate.of(config)
-    _require_kafka(config)
     with contextlib.ExitStack() as stack:
         listening = bound_socket(config.host, config.port, option="--port")
         stack.enter_context(contextlib.closing(listening))
-        kafka: _KafkaSocket | None = None
-        if config.kafka_port is not None:
-            bound = bound_socket(config.host, config.kafka_port, option="--kafka-port")
-            stack.enter_context(contextlib.closing(bound))
-            kafka = _KafkaSocket(bound, on_kafka)
+        door_sockets: list[tuple[Door, socket.socket]] = []
+        for door in doors:
+            if door.port is not None:
+                bound = bound_socket(config.host, door.port, option=door.port_option)
+                door_sockets.append((door, stack.enter_context(contextlib.closing(bound))))
         config = _within_open_files(config)
         # A thread that decodes rows must yield to the event loop at once, not after 5 ms.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -120,7 +121,9 @@ def run_service(
                 certificate,
                 on_ready=on_ready,
                 on_standby=on_standby,
-                kafka=kafka,
+                doors=doors,
+                door_sockets=door_sockets,
+                on_door=on_door,
                 spans=spans,
             )
             recovery = KeyRecovery(lake_rows=_lake_rows(config.lake_catalog()), rebuild=rebuild)
@@ -146,11 +149,6 @@ def _lake_history(catalog: LakeCatalog) -> LakeHistory:
     return IcebergHistory(catalog)
 
 
-def _require_kafka(config: ServiceConfig) -> None:
-    if config.kafka_port is not None:
-        require("kafka", "--kafka-port")
-
-
 async def _serve(make_process: Callable[..., _Process], recovery: KeyRecovery) -> None:
     # Signal handlers come first: a caller may send a signal right after the ready line.
     process = make_process(signals=_StopSignals())
@@ -168,7 +166,10 @@ async def _serve_alone(process: _Process, recovery: KeyRecovery) -> None:
     """Serve a directory without a journal; connections wait until the recovery is done."""
     with process.ended_by_a_stop():
         manager = await TabletManager.open(
-            process.config, runtime=process.runtime, recovery=recovery
+            process.config,
+            runtime=process.runtime,
+            recovery=recovery,
+            sidecars=process.doors.sidecars,
         )
     async with process.service_of(manager) as (service, app):
         await process.listen(app)
@@ -184,7 +185,13 @@ async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
             " directory; give --catalog-property and --warehouse'"
         )
     standing = Standing(config.shard)
-    front = FrontApp(config, standing=standing, metrics=process.metrics, run_blocking=runtime.run)
+    front = FrontApp(
+        config,
+        standing=standing,
+        metrics=process.metrics,
+        run_blocking=runtime.run,
+        doors=process.doors,
+    )
     directory = await runtime.run(DataDirectory.open, config.data_dir)
     taker = ShardTaker(
         config,
@@ -244,6 +251,7 @@ async def _serve_owned(
             directory=directory,
             replication=replication,
             names=names,
+            sidecars=process.doors.sidecars,
         )
     owners = LeaseOwners(start.store, lease_ms=config.lease_ms)
     peers = HttpPeers(is_tls=config.is_reached_by_tls)
@@ -287,13 +295,6 @@ def _give_up_after(config: ServiceConfig) -> threading.Timer:
     return timer
 
 
-class _KafkaSocket(NamedTuple):
-    """The socket for Kafka clients, and the function that gets the address once they are served."""
-
-    listening: socket.socket
-    on_kafka: Callable[[str], None]
-
-
 class _Process:
     """The process of a service: threads, sockets and metrics, needed before the tables are open."""
 
@@ -306,11 +307,15 @@ class _Process:
         signals: _StopSignals,
         on_ready: Callable[[str], Callable[[], None]],
         on_standby: Callable[[str], None],
-        kafka: _KafkaSocket | None,
+        doors: Doors,
+        door_sockets: Sequence[tuple[Door, socket.socket]],
+        on_door: Callable[[str], None],
         spans: Spans | None,
     ) -> None:
         self.config = config
-        self._kafka = kafka
+        self.doors = doors
+        self._door_sockets = door_sockets
+        self._on_door = on_door
         self._spans = spans
         self.signals = signals
         self.endpoint = endpoint_of(listening, config)
@@ -408,7 +413,7 @@ class _Process:
             spans=self._spans,
             lake_reads=lake_reads,
         )
-        app = ServiceApp(service)
+        app = ServiceApp(service, self.doors)
         try:
             self.metrics.watch(functools.partial(_read_all, service, self._standing))
             # Objects that live as long as the process need no visit by every collection.
@@ -430,33 +435,20 @@ class _Process:
     async def serve_until_stopped(self, service: Service) -> None:
         """Announce that requests are answered; return after a signal to stop."""
         assert self._server is not None
-        async with self._kafka_door(service) as address:
+        async with contextlib.AsyncExitStack() as stack:
+            announcements = []
+            for door, listening in self._door_sockets:
+                announcements.append(
+                    await door.listen(
+                        listening, connections=self._connections, certificate=self._certificate
+                    )
+                )
+                stack.push_async_callback(door.stop_listening)
             on_stop = self._on_ready(self.endpoint)
-            if self._kafka is not None:
-                self._kafka.on_kafka(address)
+            for announcement in announcements:
+                self._on_door(announcement)
             await _until_stopped(self.signals, service, self._server, on_stop)
         await self.close()
-
-    @contextlib.asynccontextmanager
-    async def _kafka_door(self, service: Service) -> AsyncIterator[str]:
-        """Serve Kafka clients within the context, if configured; yields the advertised address."""
-        if self._kafka is None:
-            yield ""
-            return
-        require("kafka", "--kafka-port")
-        from streamhouse.storage_service.kafka_door.door import KafkaDoor
-
-        door = KafkaDoor(
-            service,
-            self._kafka.listening,
-            connections=self._connections,
-            certificate=self._certificate,
-        )
-        await door.open()
-        try:
-            yield str(door.address)
-        finally:
-            await door.close()
 
 
 async def _read_all(service: Service, standing: Standing | None) -> list[Metric]:

@@ -1,8 +1,8 @@
-"""The table of all routes: method, path, grant of the caller, and the part that answers.
+"""The table of routes: method, path, grant of the caller, and the part that answers.
 
-The application and access control read this table. The control routes are FastAPI routes built from
-the rows; each row is bound to the function of the same name. A route needs a row, and a row needs a
-grant.
+The rows here are the service's own; each door adds rows (`doors.py`). The application and access
+control read the table. The control routes are FastAPI routes built from the rows; each row is bound
+to the function of the same name. A route needs a row, and a row needs a grant.
 
 Rows without a name answer nothing. Such rows state the grant for paths without a route. An
 unauthorised caller gets 403 before the handler runs, so 404 reveals nothing.
@@ -12,29 +12,31 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from streamhouse.core.model.lake.facts import REST_CATALOG_PATH
 from streamhouse.core.model.table import TablePath
-from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
 from streamhouse.storage_service.server.caller import Level, Need
 from streamhouse.storage_service.server.http.http_exchange import Body
 
 __all__ = [
+    "ANY",
     "ANY_TOKEN",
     "API_PAGE_FILES",
     "HEALTH_PATH",
     "METRICS_PATH",
     "OPEN_PAGES",
+    "READING",
     "READY_PATH",
     "ROUTES",
     "STATUS_PAGE_PATH",
     "Answer",
     "Route",
     "RouteMatch",
-    "find",
+    "RouteTable",
+    "control",
+    "unrouted",
 ]
 
 ANY: Final = "*"
@@ -76,10 +78,8 @@ class Answer(enum.Enum):
     """JSON: a function of control/, by FastAPI."""
     PAGES = enum.auto()
     """The description of the control routes, which FastAPI makes."""
-    CATALOG = enum.auto()
-    """The Iceberg REST catalog."""
-    REGISTRY = enum.auto()
-    """The schema registry for Kafka's serializers."""
+    DOOR = enum.auto()
+    """The door that brought the row, in the form of another protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,8 @@ class Route:
     body: Body = Body.JSON
     is_about_service: bool = False
     """Whether the route serves operators: such requests are admitted when the service is full."""
+    takes_password: bool = False
+    """Whether Basic authentication is accepted, with the token as the password."""
     tag: str = ""
     """The section of the control routes' description."""
 
@@ -138,9 +140,10 @@ def _data(method: str, path: str, need: str, name: str) -> Route:
     return Route(method=method, path=path, need=need, name=name, answer=Answer.DATA, body=Body.ROWS)
 
 
-def _control(
+def control(
     tag: str, prefix: str, *rows: tuple[str, str, str, str], about: bool = False
 ) -> tuple[Route, ...]:
+    """Return rows of control routes: method, path after `prefix`, need, name of the function."""
     return tuple(
         Route(
             method=method,
@@ -170,26 +173,7 @@ def _page(path: str, name: str, need: str) -> Route:
     return Route(method=READING, path=path, need=need, name=name, answer=Answer.PAGES)
 
 
-def _catalog(method: str, path: str, need: str, body: Body = Body.JSON) -> Route:
-    path = REST_CATALOG_PATH + path
-    return Route(
-        method=method, path=path, need=need, name="iceberg", answer=Answer.CATALOG, body=body
-    )
-
-
-def _registry(method: str, path: str) -> Route:
-    # The handler checks the grant on the table, which the subject or schema id names.
-    return Route(
-        method=method,
-        path=REGISTRY_PATH + path,
-        need=ANY_TOKEN,
-        name="schema_registry",
-        answer=Answer.REGISTRY,
-        body=Body.SCHEMA,
-    )
-
-
-def _nothing(path: str, need: str, changing: str = "", *, about: bool = False) -> tuple[Route, ...]:
+def unrouted(path: str, need: str, changing: str = "", *, about: bool = False) -> tuple[Route, ...]:
     """Return the rows of a path without a route: the needs for reading and for changing."""
     return (
         Route(method=READING, path=path, need=need, is_about_service=about),
@@ -217,32 +201,31 @@ _PROCESS: Final = (
 )
 
 _CONTROL: Final = (
-    *_control(
+    *control(
         "service",
         "",
         ("GET", STATUS_PAGE_PATH, OPEN, "page"),
         ("GET", "/v1/status", "read:service", "status"),
         ("GET", "/v1/shards", "read:service", "list_shards"),
         ("GET", "/v1/shards/targets", "read:service", "shard_targets"),
-        ("GET", "/v1/kafka/topics", ANY_TOKEN, "kafka_topics"),
         about=True,
     ),
-    *_control("service", "/v1/lake", ("GET", "/catalog", ANY_TOKEN, "lake_catalog")),
-    *_control(
+    *control("service", "/v1/lake", ("GET", "/catalog", ANY_TOKEN, "lake_catalog")),
+    *control(
         "backups",
         "/v1/admin",
         ("POST", "/backup", "admin:service", "stage_backup"),
         ("DELETE", "/backup", "admin:service", "discard_backup"),
         about=True,
     ),
-    *_control(
+    *control(
         "databases",
         "/v1/databases",
         ("GET", "", ANY_TOKEN, "list_databases"),
         ("POST", "", ANY_TOKEN, "create_database"),
         ("DELETE", "/{name}", "admin:{name}.*", "drop_database"),
     ),
-    *_control(
+    *control(
         "tables",
         "/v1/tables",
         ("GET", "", ANY_TOKEN, "list_tables"),
@@ -257,30 +240,29 @@ _CONTROL: Final = (
         ("POST", "/{path}/move", "admin:service", "move_table"),
         ("POST", "/{path}/arrival", "admin:service", "receive_table"),
     ),
-    *_control(
+    *control(
         "state",
         "/v1/tables/{path}",
         ("GET", "/state", "read:{path}", "table_state"),
         ("GET", "/offsets", "read:{path}", "offsets_for_timestamp"),
         ("GET", "/sizes", "read:{path}", "table_sizes"),
         ("POST", "/lake/history", "read:{path}", "check_lake_history"),
-        ("POST", "/lake/look", "read:{path}", "look_at_lake"),
     ),
-    *_control(
+    *control(
         "lake pins",
         "/v1/tables/{path}/lake/pins",
         ("GET", "", "read:{path}", "pinned_snapshots"),
         ("PUT", "/{holder}", "read:{path}", "pin_snapshot"),
         ("DELETE", "/{holder}", "read:{path}", "unpin_snapshot"),
     ),
-    *_control(
+    *control(
         "consumers",
         "/v1/tables/{path}/consumers",
         ("GET", "", "read:{path}", "list_consumers"),
         ("PUT", "/{name}", "read:{path}", "report_position"),
         ("DELETE", "/{name}", "read:{path}", "forget_consumer"),
     ),
-    *_control(
+    *control(
         "transactions",
         "/v1/tables/{path}/transactions",
         ("GET", "", "read:{path}", "list_transactions"),
@@ -289,8 +271,8 @@ _CONTROL: Final = (
         ("POST", "/{transaction_id}/commit", "write:{path}", "commit_transaction"),
         ("POST", "/{transaction_id}/abort", "write:{path}", "abort_transaction"),
     ),
-    *_control("tiering", "/v1/tiering", ("GET", "", "read:service", "tiering_status"), about=True),
-    *_control(
+    *control("tiering", "/v1/tiering", ("GET", "", "read:service", "tiering_status"), about=True),
+    *control(
         "tiering",
         "/v1/tiering",
         ("POST", "/claim", "write:service", "claim"),
@@ -306,79 +288,35 @@ _PAGES: Final = (
     _page("/openapi.json", "openapi", ANY_TOKEN),
 )
 
-# Namespaces are databases. The catalog answers unknown paths in the form of its protocol.
-_LAKE_CATALOG: Final = (
-    _catalog(ANY, "/v1/config", ANY_TOKEN),
-    # Only OAuth's own route takes a form, to say that there is no OAuth.
-    _catalog(ANY, "/v1/oauth/tokens", ANY_TOKEN, Body.FORM),
-    # The grants decide which namespaces are listed.
-    _catalog(READING, "/v1/namespaces", ANY_TOKEN),
-    _catalog(ANY, "/v1/namespaces", "write:*"),
-    _catalog(ANY, "/v1/transactions/commit", "write:*"),
-    _catalog(READING, "/v1/namespaces/{name}/...", "read:{name}.*"),
-    _catalog(ANY, "/v1/namespaces/{name}/...", "admin:{name}.*"),
-    _catalog(READING, "/v1/namespaces/{name}/tables", "read:{name}.*"),
-    _catalog(ANY, "/v1/namespaces/{name}/tables", "write:{name}.*"),
-    _catalog(READING, "/v1/namespaces/{name}/tables/{table}/...", "read:{name}.{table}"),
-    _catalog("DELETE", "/v1/namespaces/{name}/tables/{table}/...", "admin:{name}.{table}"),
-    _catalog(ANY, "/v1/namespaces/{name}/tables/{table}/...", "write:{name}.{table}"),
-    _catalog("DELETE", "/v1/namespaces/{name}/tables/{table}/metrics", "admin:{name}.{table}"),
-    _catalog(ANY, "/v1/namespaces/{name}/tables/{table}/metrics", "read:{name}.{table}"),
-    _catalog(ANY, "/v1/namespaces/{name}/tables/{table}/credentials", "read:lake"),
-    _catalog(ANY, "/...", "admin:*"),
-)
-
-_REGISTRY: Final = (
-    _registry("GET", "/schemas/types"),
-    _registry("GET", "/schemas/ids/{id}"),
-    _registry("GET", "/schemas/ids/{id}/versions"),
-    _registry("GET", "/schemas/ids/{id}/subjects"),
-    _registry("GET", "/subjects"),
-    _registry("POST", "/subjects/{subject}"),
-    _registry("GET", "/subjects/{subject}/versions"),
-    _registry("POST", "/subjects/{subject}/versions"),
-    _registry("GET", "/subjects/{subject}/versions/{version}"),
-    _registry("POST", "/compatibility/subjects/{subject}/versions/{version}"),
-    _registry("GET", "/config"),
-    _registry("PUT", "/config"),
-    _registry("GET", "/config/{subject}"),
-    _registry("PUT", "/config/{subject}"),
-    _registry("GET", "/mode"),
-    _registry("GET", "/mode/{subject}"),
-    # The registry answers unknown paths in the form of its protocol.
-    _registry(ANY, "/..."),
-)
-
 _NOTHING: Final = (
-    *_nothing("/...", "admin:*"),
-    *_nothing(READY_PATH, ANY_TOKEN, about=True),
-    *_nothing("/v1/status", "read:service", about=True),
-    *_nothing("/v1/shards", "read:service", about=True),
-    *_nothing("/v1/shards/targets", "read:service", about=True),
-    *_nothing("/v1/kafka/topics", ANY_TOKEN, about=True),
-    *_nothing(METRICS_PATH, "read:service", about=True),
-    *_nothing("/v1/lake/catalog", ANY_TOKEN),
-    *_nothing("/docs", ANY_TOKEN),
-    *_nothing("/openapi.json", ANY_TOKEN),
-    *_nothing("/v1/databases", ANY_TOKEN),
-    *_nothing("/v1/databases/{name}", "read:{name}.*", "admin:{name}.*"),
-    *_nothing("/v1/tables", ANY_TOKEN),
-    *_nothing("/v1/tables/{path}/...", "read:{path}", "admin:{path}"),
-    *_nothing("/v1/tables/{path}/lookup/...", "read:{path}"),
-    *_nothing("/v1/tables/{path}/prefix_lookup/...", "read:{path}"),
-    *_nothing("/v1/tables/{path}/lake/...", "read:{path}"),
-    *_nothing("/v1/tables/{path}/consumers/...", "read:{path}"),
-    *_nothing("/v1/tables/{path}/append/...", "read:{path}", "write:{path}"),
-    *_nothing("/v1/tables/{path}/upsert/...", "read:{path}", "write:{path}"),
-    *_nothing("/v1/tables/{path}/delete/...", "read:{path}", "write:{path}"),
-    *_nothing("/v1/tables/{path}/rejected/...", "read:{path}", "write:{path}"),
-    *_nothing("/v1/tables/{path}/transactions/...", "read:{path}", "write:{path}"),
-    *_nothing("/v1/tiering", "read:service", "write:service", about=True),
-    *_nothing("/v1/tiering/...", "read:service", "write:service"),
-    *_nothing("/v1/admin/...", "admin:service", about=True),
+    *unrouted("/...", "admin:*"),
+    *unrouted(READY_PATH, ANY_TOKEN, about=True),
+    *unrouted("/v1/status", "read:service", about=True),
+    *unrouted("/v1/shards", "read:service", about=True),
+    *unrouted("/v1/shards/targets", "read:service", about=True),
+    *unrouted(METRICS_PATH, "read:service", about=True),
+    *unrouted("/v1/lake/catalog", ANY_TOKEN),
+    *unrouted("/docs", ANY_TOKEN),
+    *unrouted("/openapi.json", ANY_TOKEN),
+    *unrouted("/v1/databases", ANY_TOKEN),
+    *unrouted("/v1/databases/{name}", "read:{name}.*", "admin:{name}.*"),
+    *unrouted("/v1/tables", ANY_TOKEN),
+    *unrouted("/v1/tables/{path}/...", "read:{path}", "admin:{path}"),
+    *unrouted("/v1/tables/{path}/lookup/...", "read:{path}"),
+    *unrouted("/v1/tables/{path}/prefix_lookup/...", "read:{path}"),
+    *unrouted("/v1/tables/{path}/lake/...", "read:{path}"),
+    *unrouted("/v1/tables/{path}/consumers/...", "read:{path}"),
+    *unrouted("/v1/tables/{path}/append/...", "read:{path}", "write:{path}"),
+    *unrouted("/v1/tables/{path}/upsert/...", "read:{path}", "write:{path}"),
+    *unrouted("/v1/tables/{path}/delete/...", "read:{path}", "write:{path}"),
+    *unrouted("/v1/tables/{path}/rejected/...", "read:{path}", "write:{path}"),
+    *unrouted("/v1/tables/{path}/transactions/...", "read:{path}", "write:{path}"),
+    *unrouted("/v1/tiering", "read:service", "write:service", about=True),
+    *unrouted("/v1/tiering/...", "read:service", "write:service"),
+    *unrouted("/v1/admin/...", "admin:service", about=True),
 )
 
-ROUTES: Final = (*_PROCESS, *_DATA, *_CONTROL, *_PAGES, *_LAKE_CATALOG, *_REGISTRY, *_NOTHING)
+ROUTES: Final[Sequence[Route]] = (*_PROCESS, *_DATA, *_CONTROL, *_PAGES, *_NOTHING)
 
 
 @dataclass(slots=True)
@@ -411,37 +349,36 @@ class _Node:
             self.words.setdefault(segments[0], _Node()).add(segments[1:], route)
 
 
-def _tree(routes: Iterable[Route]) -> _Node:
-    root = _Node()
-    for route in routes:
-        root.add(route.path.split("/")[1:], route)
-    return root
+class RouteTable:
+    """Finds the row of a request."""
 
+    def __init__(self, rows: Sequence[Route]) -> None:
+        self.rows = rows
+        self._root = _Node()
+        for route in rows:
+            self._root.add(route.path.split("/")[1:], route)
 
-_TREE: Final = _tree(ROUTES)
-
-
-def find(method: str, path: str) -> RouteMatch:
-    """Return the row of a request: the row of the exact path, else of the longest `...` prefix."""
-    node = _TREE
-    parameters: dict[str, str] = {}
-    route = _row(node.below, method)
-    assert route is not None  # the last resort: every method below /
-    # The target of `OPTIONS *` is no path: it has no slash.
-    segments = path.split("/")[1:]
-    for segment in segments:
-        following = node.words.get(segment)
-        if following is None:
-            if node.parameter is None:
-                return RouteMatch(route, parameters)
-            name, following = node.parameter
-            parameters[name] = segment
-        node = following
-        if node.below:
-            route = _row(node.below, method) or route
-    if segments:
-        route = _row(node.exact, method) or route
-    return RouteMatch(route, parameters)
+    def find(self, method: str, path: str) -> RouteMatch:
+        """Return the row of the exact path, else the row of the longest `...` prefix."""
+        node = self._root
+        parameters: dict[str, str] = {}
+        route = _row(node.below, method)
+        assert route is not None  # the last resort: every method below /
+        # The target of `OPTIONS *` is no path: it has no slash.
+        segments = path.split("/")[1:]
+        for segment in segments:
+            following = node.words.get(segment)
+            if following is None:
+                if node.parameter is None:
+                    return RouteMatch(route, parameters)
+                name, following = node.parameter
+                parameters[name] = segment
+            node = following
+            if node.below:
+                route = _row(node.below, method) or route
+        if segments:
+            route = _row(node.exact, method) or route
+        return RouteMatch(route, parameters)
 
 
 def _row(rows: Mapping[str, Route], method: str) -> Route | None:

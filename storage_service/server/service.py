@@ -55,10 +55,10 @@ from streamhouse.storage_service.server.http.http_exchange import (
 )
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.other_shards import Shards
-from streamhouse.storage_service.server.status._metrics import ServiceMetrics
 from streamhouse.storage_service.server.status._service_figures import ServiceFigures
 from streamhouse.storage_service.server.status._status import STATUS_INTERVAL_MS, StatusSampler
 from streamhouse.storage_service.server.status.event_loop import LOOP_LAG_MS, LoopLag
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 if TYPE_CHECKING:
     from streamhouse.core.traces.spans import Spans
@@ -126,11 +126,10 @@ class Service:
             held_bytes=lambda: self.answers.held + self.body_memory.bytes_held,
             total_bytes=lambda: self.answers.held_ever,
         )
-        self.kafka_address: tuple[str, int] | None = None
-        """The address advertised to Kafka clients; None: the service does not serve Kafka."""
+        self.door_gauges: dict[str, tuple[str, Callable[[], float]]] = {}
+        """Metrics of the doors: name -> help text, and the function that reads the value."""
         self.open_requests = 0
         self._requests_by_share: dict[str, int] = {}
-        self.catalog_requests = 0
         # No `or`: an empty `OpenConnections` is false.
         self.connections = OpenConnections.of(config) if connections is None else connections
         self.subscriptions: set[HttpExchange] = set()

@@ -34,7 +34,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "fastapi": (
         "streamhouse.storage_service.server.*",
-        "streamhouse.storage_service.kafka_door.kafka_routes",
+        "streamhouse.storage_service.kafka_door._kafka_routes",
     ),
     "httptools": ("streamhouse.client.http._http_connection",),
     "kio": (

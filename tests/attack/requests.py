@@ -24,12 +24,13 @@ from urllib.parse import urlsplit
 
 from streamhouse.api.client import StreamhouseClient
 from streamhouse.storage_service.server.access._grants import token_hash
-from streamhouse.storage_service.server.routes import OPEN_PAGES, ROUTES, Answer
+from streamhouse.storage_service.server.routes import OPEN_PAGES, Answer
 from tests.attack.hostile_requests import HostileRequests, quoted
 from tests.attack.judge import Violation, judge_table
 from tests.attack.kafka_requests import attack_kafka
 from tests.attack.outside_commits import attack_lake
 from tests.attack.world import ROWS, SERVICE_OPTIONS, AttackedTable, key_rows
+from tests.support.in_process_service import ROUTE_TABLE
 from tests.support.kafka_world import request_bytes
 from tests.support.pipelined import send_without_reading
 from tests.support.service_process import ServiceProcess
@@ -260,7 +261,7 @@ _CATALOG_ROUTES: Final = (
 
 def _service_routes() -> Iterator[tuple[str, str]]:
     """Yield every route of the service but the catalog's, its parameters as `send` fills them."""
-    for route in ROUTES:
+    for route in ROUTE_TABLE.rows:
         if route.answer in (Answer.PROCESS, Answer.DATA, Answer.CONTROL, Answer.PAGES):
             path = route.path.replace("{path}", "{table}").replace("/...", "/{id}")
             path = path.replace("{bucket}", "0").replace("{holder}", "me")

@@ -22,8 +22,8 @@ import pytest
 import urllib3
 
 from streamhouse.client import StorageClient
-from streamhouse.storage_service.server.routes import ROUTES, Answer
-from tests.support.in_process_service import append_body
+from streamhouse.storage_service.server.routes import Answer
+from tests.support.in_process_service import ROUTE_TABLE, append_body
 from tests.support.service_process import ServiceProcess
 
 # Judged by the clock, which a busy machine does not bear.
@@ -113,7 +113,7 @@ def _data_requests() -> Iterator[Request]:
     names = quote(json.dumps(list(WIDE.names)[:280]), safe="")
     numbers = quote(json.dumps({str(i): 0 for i in range(4_000)}), safe="")
     bodies = _arrow_bodies()
-    for route in ROUTES:
+    for route in ROUTE_TABLE.rows:
         if route.answer is not Answer.DATA:
             continue
         method, name = route.method, route.name

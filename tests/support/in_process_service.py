@@ -27,6 +27,7 @@ from streamhouse.core.model.table_state import TieringAssignment, TieringReport
 from streamhouse.core.model.transaction import TransactionOperation
 from streamhouse.core.traces.spans import Spans
 from streamhouse.core.wire.arrow_body import encode_append_body
+from streamhouse.storage_service.catalog_door.catalog_door import CatalogDoor
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.runtime import Runtime, clock_us
@@ -42,6 +43,9 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_round import (
 )
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.upkeep._row_expiry import RowExpiry
+from streamhouse.storage_service.kafka_door._record_schemas import RecordSchemas
+from streamhouse.storage_service.kafka_door.door import KafkaDoor
+from streamhouse.storage_service.kafka_door.registry.registry_door import RegistryDoor
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.replica import Replication
@@ -50,17 +54,20 @@ from streamhouse.storage_service.ownership.shards.directory import ShardDirector
 from streamhouse.storage_service.server._app import ServiceApp
 from streamhouse.storage_service.server._gauges import read_state
 from streamhouse.storage_service.server._moves import MoveDesk
+from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.http.http_exchange import Tenure
 from streamhouse.storage_service.server.other_shards import ShardOwners, Shards
 from streamhouse.storage_service.server.peers import Peers
+from streamhouse.storage_service.server.routes import ROUTES, RouteTable
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.status._metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 from tests.support.kv_world import looked_up
 
 __all__ = [
     "EVENTS",
     "HOUR_US",
+    "ROUTE_TABLE",
     "TTL",
     "ClaimWorld",
     "ExpiryWorld",
@@ -86,6 +93,8 @@ __all__ = [
 ]
 
 
+ROUTE_TABLE = RouteTable([*ROUTES, *CatalogDoor.routes, *KafkaDoor.routes, *RegistryDoor.routes])
+"""The rows of a service with every door."""
 EVENTS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 """The schema of most tests' tables."""
 
@@ -95,7 +104,9 @@ class InProcessService:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.app = ServiceApp(service)
+        self.kafka = KafkaDoor(service.config)
+        self.doors = Doors([CatalogDoor(service.config), self.kafka, RegistryDoor()])
+        self.app = ServiceApp(service, self.doors)
 
     async def call(
         self,
@@ -216,7 +227,11 @@ async def in_process_service(
         metrics = ServiceMetrics()
         runtime = Runtime(executor=executor, observer=metrics)
         manager = await TabletManager.open(
-            settings, runtime=runtime, names=directory, replication=replication
+            settings,
+            runtime=runtime,
+            names=directory,
+            replication=replication,
+            sidecars=(RecordSchemas,),
         )
         shards, moves = None, None
         if directory is not None and owners is not None and peers is not None:

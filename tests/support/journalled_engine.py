@@ -35,7 +35,7 @@ from streamhouse.storage_service.ownership.journal.store.object_store import (
     ObjectStore,
     StoreUnavailableError,
 )
-from streamhouse.storage_service.server.status._metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.in_process_service import EVENTS
 from tests.support.kv_world import looked_up
 from tests.support.restore_world import NAMES, take_epoch

@@ -120,7 +120,7 @@ class KafkaWorld:
 
     async def close(self) -> None:
         """Close the door, then what clients have left open."""
-        await self.door.close()
+        await self.door.stop_listening()
         for client in self._clients:
             await client.close()
 
@@ -153,18 +153,13 @@ async def kafka_door(
 ) -> AsyncIterator[KafkaWorld]:
     """Open a door to a service; `open_history` is for one that is no `history` at once."""
     listening = socket.create_server(("127.0.0.1", 0))
-    door = KafkaDoor(
-        http.service,
-        listening,
-        connections=http.service.connections,
-        certificate=certificate,
-        apis=apis,
-    )
+    door = http.kafka
+    door.apis = apis
     if history is not None:
         http.service.lake_reads = LakeReads(lambda: history)
     elif open_history is not None:
         http.service.lake_reads = LakeReads(open_history)
-    await door.open()
+    await door.listen(listening, connections=http.service.connections, certificate=certificate)
     world = KafkaWorld(http, door)
     try:
         yield world

@@ -35,7 +35,7 @@ from streamhouse.storage_service.ownership.journal.store.object_store import (
 from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
 from streamhouse.storage_service.ownership.shards.tickets import MoveTicket
-from streamhouse.storage_service.server.status._metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 __all__ = ["Died", "Machine", "MoveWorld"]
 

@@ -24,9 +24,9 @@ from requests.adapters import BaseAdapter
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.storage_service.catalog_door.catalog_door import iceberg_error
 from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
-from streamhouse.storage_service.server.control._iceberg_route import iceberg_error
 from tests.support.fake_service import FakeService
 from tests.support.tiering_world import TieringWorld
 

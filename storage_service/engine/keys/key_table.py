@@ -21,7 +21,7 @@ from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_
 from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import Appended, OpenTable
-from streamhouse.storage_service.engine.record_schemas import RecordSchemas
+from streamhouse.storage_service.engine.sidecar import Sidecar
 from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.log_tablet import LogTablet
@@ -41,7 +41,7 @@ class KeyTable(OpenTable):
         lake: LakeState,
         lake_pins: LakePins,
         consumers: Consumers,
-        record_schemas: RecordSchemas,
+        sidecars: Sequence[Sidecar],
         wakeups: Wakeups,
     ) -> None:
         logs = [bucket.log for bucket in buckets]
@@ -51,7 +51,7 @@ class KeyTable(OpenTable):
             lake=lake,
             lake_pins=lake_pins,
             consumers=consumers,
-            record_schemas=record_schemas,
+            sidecars=sidecars,
             wakeups=wakeups,
         )
         self.key_buckets = tuple(buckets)

@@ -19,11 +19,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from streamhouse.core.errors import (
+    CorruptDataError,
     InvalidRequestError,
     InvalidSchemaError,
     NotFoundError,
     OverloadedError,
     RequestTooLargeError,
+    StreamhouseError,
     UnsupportedError,
 )
 from streamhouse.core.model.table import TablePath
@@ -82,6 +84,14 @@ class SchemaSet:
 
     table_id: int
     schemas: tuple[RegisteredSchema, ...] = ()
+
+    @classmethod
+    def stored(cls, table_id: int, content: Mapping[str, Any], *, place: str) -> SchemaSet:
+        """Read the content of the file `place`; raises `CorruptDataError` for invalid content."""
+        try:
+            return cls.from_json(table_id, content)
+        except (StreamhouseError, KeyError, TypeError, ValueError) as error:
+            raise CorruptDataError(f"{place} holds no schemas of records: {error}") from error
 
     @classmethod
     def from_json(cls, table_id: int, value: Mapping[str, Any]) -> SchemaSet:

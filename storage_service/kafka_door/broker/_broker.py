@@ -13,6 +13,7 @@ from streamhouse.storage_service.kafka_door.broker._together import SharedWork
 from streamhouse.storage_service.kafka_door.broker._topic_ids import TopicIds
 from streamhouse.storage_service.kafka_door.broker._working_memory import WorkingMemory
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.status.metrics import RequestCounts
 
 __all__ = ["Broker"]
 
@@ -22,8 +23,9 @@ _WORKING_SHARE: Final = 2
 class Broker:
     """The state shared by all requests."""
 
-    def __init__(self, service: Service, address: BrokerAddress) -> None:
+    def __init__(self, service: Service, address: BrokerAddress, counts: RequestCounts) -> None:
         self.service = service
+        self.counts = counts
         self.producers = Producers()
         shard = None if service.shards is None else service.shards.own
         self.own = BrokerState(shard=shard, node_id=node_id_of(shard), address=address)

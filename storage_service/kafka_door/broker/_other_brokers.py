@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.errors import NotFoundError, StreamhouseError
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.kafka.topics import TopicTable, node_id_of
 from streamhouse.storage_service.kafka_door.broker._broker_state import BrokerAddress, BrokerState
@@ -123,6 +123,9 @@ class OtherBrokers:
                 exchange, endpoint, "GET", "/v1/kafka/topics", timeout_s=_TIMEOUT_S
             )
             return _read(state.shard, answer)
+        except NotFoundError:
+            # The shard serves no Kafka clients.
+            return None
         except StreamhouseError as error:
             _logger.warning("event=shard_does_not_answer shard=%s why=%r", state.shard, error)
         except (KeyError, TypeError, ValueError) as error:

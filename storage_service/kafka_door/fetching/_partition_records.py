@@ -41,6 +41,7 @@ from streamhouse.storage_service.kafka.records.columns import RecordColumns
 from streamhouse.storage_service.kafka.topics import leader_epoch_of
 from streamhouse.storage_service.kafka.values.avro_columns import SchemaSource
 from streamhouse.storage_service.kafka.values.records import RowRecords, records_of
+from streamhouse.storage_service.kafka_door._record_schemas import schemas_of
 from streamhouse.storage_service.log.log_tablet import LogTablet, StoredBatch
 
 __all__ = ["RecordsWriter", "TableRecords"]
@@ -74,7 +75,7 @@ class TableRecords:
             info,
             table.log_schema_of(info.schema_id),
             info.descriptor.record_format(),
-            table.record_schemas.source(),
+            schemas_of(table).source(),
         )
 
     @property

@@ -36,6 +36,7 @@ from streamhouse.storage_service.kafka.protocol_errors import (
 from streamhouse.storage_service.kafka_door._api import Answer, Api, ConnectionEnded
 from streamhouse.storage_service.kafka_door._error_codes import is_repeated, produce_code_of
 from streamhouse.storage_service.kafka_door._exchange import KafkaExchange
+from streamhouse.storage_service.kafka_door._record_schemas import schemas_of
 from streamhouse.storage_service.kafka_door._topic_places import local_path
 from streamhouse.storage_service.kafka_door.producing._decoding import (
     TRANSACTIONS,
@@ -215,7 +216,7 @@ def _begin_together(
     assert part.records is not None
 
     def read(batches: Sequence[tuple[bytes, int]]) -> Sequence[Decoded | None]:
-        return decoded_together(batches, table.info, config, table.record_schemas.source())
+        return decoded_together(batches, table.info, config, schemas_of(table).source())
 
     batch = part.records, part.partition
     return exchange.broker.decoding.begin(table, batch, share=share, work=read)
@@ -271,7 +272,7 @@ async def _decoded(
     service, config = exchange.service, exchange.service.config
     arguments = (
         *(part.records, table.info, part.partition, config),
-        table.record_schemas.source(),
+        schemas_of(table).source(),
     )
     if inline_max:
         batch = decoded_inline(*arguments, inline_max)

@@ -1,4 +1,4 @@
 """The schema registry for Kafka's Avro serializers, below `/kafka/registry`.
 
-`registry_route.py` reads requests; `_schema_desk.py` answers from the tables' schemas.
+`registry_door.py` reads requests; `_schema_desk.py` answers from the tables' schemas.
 """

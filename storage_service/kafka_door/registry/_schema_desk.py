@@ -38,6 +38,7 @@ from streamhouse.storage_service.kafka.registry.schema_set import (
 )
 from streamhouse.storage_service.kafka.registry.subjects import Part, Subject
 from streamhouse.storage_service.kafka.topics import is_same_topic, topic_name_of
+from streamhouse.storage_service.kafka_door._record_schemas import schemas_of
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.service import Service
@@ -74,7 +75,7 @@ def table_with_schema(
             return None
         service.manager.check_readable(table)
         try:
-            return table, table.record_schemas.current().with_id(schema_id)
+            return table, schemas_of(table).current().with_id(schema_id)
         except NotFoundError:
             return None
     return None
@@ -101,7 +102,7 @@ async def register(
     schema = await service.run_blocking(_readable, text)
     table = await _existing_or_new_table(service, exchange, subject, schema)
     _check_topic(subject, table)
-    schemas = table.record_schemas
+    schemas = schemas_of(table)
     async with schemas.changing:
         # Added before the table changes: a schema that cannot be registered changes nothing.
         schema_set, registered_schema = await service.run_blocking(
@@ -114,7 +115,7 @@ async def register(
             await _apply(service, table, change)
         info = await _keep_with_reading_schemas(table, schema_set)
         if await service.run_blocking(_is_unchanging, info, subject, schema):
-            schemas.found_fitting(info, registered_schema.number)
+            schemas.set_fitting(info, registered_schema.number)
         return schemas.current(), registered_schema
 
 
@@ -133,7 +134,7 @@ async def keep_reading_schemas(table: OpenTable) -> None:
     Afterwards the table can be read, even if its columns changed otherwise or no schema was ever
     registered.
     """
-    schemas = table.record_schemas
+    schemas = schemas_of(table)
     if schemas.do_fit(table.info) or not _avro_parts(table.info):
         return
     async with schemas.changing:
@@ -146,7 +147,7 @@ async def _keep_with_reading_schemas(table: OpenTable, schema_set: SchemaSet) ->
 
     The caller holds `changing`: the schemas stay, although the table may change meanwhile.
     """
-    schemas = table.record_schemas
+    schemas = schemas_of(table)
     while True:
         info = table.info
         complete_set = await schemas.run(_with_reading_schemas, info, schema_set)
@@ -156,7 +157,7 @@ async def _keep_with_reading_schemas(table: OpenTable, schema_set: SchemaSet) ->
         if table.info is info:
             break
     await schemas.keep(complete_set)
-    schemas.found_fitting(info)
+    schemas.set_fitting(info)
     return info
 
 
@@ -241,7 +242,7 @@ async def _registered_already(
     except NotFoundError:
         return None
     _check_topic(subject, table)
-    schemas = table.record_schemas
+    schemas = schemas_of(table)
     schema_set = schemas.current()
     schema = await service.run_blocking(schema_set.find, subject.part, text)
     if schema is None or not schemas.do_fit(table.info, schema.number):
@@ -254,7 +255,7 @@ async def _change(
 ) -> TableChange:
     """Return the change that the present table needs; raises as `_checked_change`."""
     while True:
-        info, schema_set = table.info, table.record_schemas.current()
+        info, schema_set = table.info, schemas_of(table).current()
         has_rows = may_have_rows(service.manager, table)
         change = await service.run_blocking(
             _checked_change, info, subject, schema, text, schema_set, has_rows

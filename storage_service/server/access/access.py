@@ -28,7 +28,6 @@ from typing import Final
 
 from streamhouse.core.errors import ForbiddenError, UnauthorizedError
 from streamhouse.storage_service.config import ANY_HOST, ServiceConfig
-from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
 from streamhouse.storage_service.server.access._grants import Grants
 from streamhouse.storage_service.server.caller import OWNER, Caller, Level, Need
 from streamhouse.storage_service.server.exchange import Exchange
@@ -157,7 +156,7 @@ def token_of(exchange: HttpExchange) -> bytes:
     """Return the token of a request, empty without a token."""
     kind, _, token = (exchange.header(b"authorization") or b"").partition(b" ")
     token = token.strip()
-    if kind.lower() == b"basic" and exchange.path.startswith(f"{REGISTRY_PATH}/"):
+    if kind.lower() == b"basic" and exchange.takes_password:
         return _password(token)
     return token if kind.lower() == b"bearer" else b""
 

@@ -21,10 +21,10 @@ from streamhouse.storage_service.directory.data_directory import GIVEN_UP_SUFFIX
 from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.history_check import divergence_of
-from streamhouse.storage_service.server.control._iceberg_route import ServiceTables
-from streamhouse.storage_service.server.control._request_bodies import AdoptTable, TableName
-from streamhouse.storage_service.server.control.control_routes import ControlRoutes
+from streamhouse.storage_service.server.control._request_bodies import AdoptTable
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.service_tables import ServiceTables
 
 if TYPE_CHECKING:
     from streamhouse.lake.guards.adoptable_lake import AdoptableLake

@@ -17,8 +17,8 @@ from streamhouse.storage_service.engine.upkeep.consumer_lag import (
     lag_now,
 )
 from streamhouse.storage_service.server.caller import SERVICE, Caller, Level
-from streamhouse.storage_service.server.control._request_bodies import ReportPosition, TableName
-from streamhouse.storage_service.server.control.control_routes import ControlRoutes
+from streamhouse.storage_service.server.control._request_bodies import ReportPosition
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
 from streamhouse.storage_service.server.http.http_exchange import exchange_of
 from streamhouse.storage_service.server.service import Service
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -18,12 +18,10 @@ from streamhouse.core.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeState
+from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY
 from streamhouse.core.model.table import TablePath
 from streamhouse.core.secret_sources import without_secrets
 from streamhouse.storage_service.engine.backup import STAGING, clear_staging, stage_running
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.kafka_door.kafka_routes import kafka_routes
 from streamhouse.storage_service.server.caller import Level, database_scope
 from streamhouse.storage_service.server.control._adoption_route import adoption_routes
 from streamhouse.storage_service.server.control._api_page import api_page_routes
@@ -47,6 +45,7 @@ from streamhouse.storage_service.server.control._whole_service import (
 )
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.http.http_exchange import exchange_of
+from streamhouse.storage_service.server.routes import Route
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status._status_page import status_page
 
@@ -54,9 +53,11 @@ __all__ = ["build_control_plane"]
 
 
 def build_control_plane(
-    service: Service, *, look: Callable[[OpenTable], Awaitable[LakeState]]
+    service: Service,
+    rows: Sequence[Route],
+    of_doors: Iterable[Callable[[ControlRoutes], None]] = (),
 ) -> FastAPI:
-    """Return the FastAPI application of `service`; `look` looks at a table's lake."""
+    """Return the FastAPI application of `service`; `of_doors` bind the doors' functions."""
     app = FastAPI(
         title="Streamhouse storage service",
         description="Control routes. Data routes speak Arrow and text: see docs/http_api.md.",
@@ -66,21 +67,22 @@ def build_control_plane(
         redoc_url=None,
     )
     api_page_routes(app)
-    routes = ControlRoutes(app)
+    routes = ControlRoutes(app, rows)
     _service_routes(routes, service)
     _database_routes(routes, service)
     table_routes(routes, service)
     rejected_routes(routes, service)
     adoption_routes(routes, service)
     move_routes(routes, service)
-    state_routes(routes, service, look)
+    state_routes(routes, service)
     time_routes(routes, service)
     lake_pin_routes(routes, service)
     consumer_routes(routes, service)
-    kafka_routes(routes, service)
     transaction_routes(routes, service)
     tiering_routes(routes, service)
     _backup_routes(routes, service)
+    for bind in of_doors:
+        bind(routes)
     routes.check_complete()
     for kind in (RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _raise_service_error)

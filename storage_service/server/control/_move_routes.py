@@ -10,9 +10,8 @@ from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server.control._request_bodies import (
     MoveTable,
     ReceiveTable,
-    TableName,
 )
-from streamhouse.storage_service.server.control.control_routes import ControlRoutes
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
 from streamhouse.storage_service.server.http.http_exchange import exchange_of
 from streamhouse.storage_service.server.service import Service
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
-from fastapi import Path, Query
+from fastapi import Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from streamhouse.core.model.lake.coverage import CoveredOffsets
@@ -30,10 +30,8 @@ __all__ = [
     "ReceiveTable",
     "ReportPosition",
     "TableId",
-    "TableName",
 ]
 
-TableName = Annotated[str, Path(description="`database.table`; `table` alone is in `default`.")]
 _TableId = Annotated[int, Field(ge=0, lt=1 << 63)]
 TableId = Annotated[
     int | None, Query(ge=0, lt=1 << 63, description="The id of the table of the offsets.")

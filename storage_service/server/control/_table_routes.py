@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -11,7 +11,6 @@ from fastapi import Body, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from streamhouse.core.errors import InvalidNameError, InvalidRequestError
-from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.offsets import buckets_to_json
 from streamhouse.core.model.table import (
     REJECTED_SUFFIX,
@@ -31,9 +30,8 @@ from streamhouse.storage_service.server.control._request_bodies import (
     AlterSchema,
     LakeHistory,
     TableId,
-    TableName,
 )
-from streamhouse.storage_service.server.control.control_routes import ControlRoutes
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
 from streamhouse.storage_service.server.history.since_time import TimeQuestion, offset_of
 from streamhouse.storage_service.server.http._parameters import integer, offsets
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange, exchange_of
@@ -115,11 +113,7 @@ def rejected_routes(routes: ControlRoutes, service: Service) -> None:
         return (await ensure_companion(service, path)).info.to_json()
 
 
-def state_routes(
-    routes: ControlRoutes,
-    service: Service,
-    look: Callable[[OpenTable], Awaitable[LakeState]],
-) -> None:
+def state_routes(routes: ControlRoutes, service: Service) -> None:
 
     @routes.answers("Table, positions and lake snapshot as one consistent cut.")
     async def table_state(
@@ -151,10 +145,6 @@ def state_routes(
         is_kept = exchange_of(request).caller.may(Level.WRITE, SERVICE)
         await service.manager.tiering.check_lake(table, body.covered(), is_kept=is_kept)
         return {}
-
-    @routes.answers("Register new commits of other engines to the lake table.")
-    async def look_at_lake(path: TableName) -> dict[str, Any]:
-        return (await look(service.table(path))).to_json()
 
     @routes.answers("How many bytes the service keeps of the table.")
     async def table_sizes(path: TableName) -> dict[str, Any]:

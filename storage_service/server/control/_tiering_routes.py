@@ -29,9 +29,8 @@ from streamhouse.storage_service.server.control._request_bodies import (
     FailTiering,
     HeartbeatTiering,
     PinSnapshot,
-    TableName,
 )
-from streamhouse.storage_service.server.control.control_routes import ControlRoutes
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
 from streamhouse.storage_service.server.http.http_exchange import exchange_of
 from streamhouse.storage_service.server.service import Service
 

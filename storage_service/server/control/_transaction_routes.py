@@ -20,9 +20,8 @@ from streamhouse.core.rows.companion import rejected_path
 from streamhouse.storage_service.server.control._request_bodies import (
     BeginTransaction,
     CommitTransaction,
-    TableName,
 )
-from streamhouse.storage_service.server.control.control_routes import ControlRoutes
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
 from streamhouse.storage_service.server.http._parameters import integer, written_version
 from streamhouse.storage_service.server.service import Service
 

@@ -1,4 +1,4 @@
-"""Answers of one process for all shards: the joint status, and catalog requests of any table."""
+"""Answers of one process for all shards: the joint status, and the list of shards."""
 
 from __future__ import annotations
 
@@ -8,22 +8,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from streamhouse.core.errors import (
-    ForbiddenError,
-    InvalidNameError,
-    StreamhouseError,
-    UnavailableError,
-)
+from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.ownership.shards.owners import Owner
-from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.other_shards import ShardState
-from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest, Peers
+from streamhouse.storage_service.server.peers import HANDED_ON, PeerRequest, Peers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status._status import CONSUMERS_BRIEF_MAX
 
-__all__ = ["catalog_tables", "handed_on", "shards_of_all", "status_of_all"]
+__all__ = ["shards_of_all", "status_of_all"]
 
 _logger = logging.getLogger(__name__)
 
@@ -142,81 +136,3 @@ def _how_late(consumer: Mapping[str, Any]) -> tuple[bool, bool, int]:
     """Order the consumers of several shards in the order within a shard."""
     lag_ms = consumer.get("lag_ms")
     return not consumer.get("rows_at_risk"), lag_ms is not None, -int(lag_ms or 0)
-
-
-async def handed_on(
-    service: Service, exchange: HttpExchange, request: RestRequest
-) -> PeerAnswer | None:
-    """Return the answer of the shard with the request's table; None if this shard answers.
-
-    All shards share the catalog, so any shard answers reads. A change of a lake table is checked by
-    the shard of the table.
-    Raises `ForbiddenError` if the request changes tables of several shards at once.
-    """
-    shards = service.shards
-    is_read = request.method in ("GET", "HEAD")
-    if shards is None or is_read:
-        return None
-    endpoints = set()
-    for path in catalog_tables(request):
-        is_here = service.manager.has_table(path)
-        endpoints.add(None if is_here else await shards.endpoint_of(path))
-    if len(endpoints) > 1:
-        raise ForbiddenError("one commit cannot change lake tables of several shards")
-    endpoint = next(iter(endpoints), None)
-    if endpoint is None:
-        return None
-    if exchange.header(HANDED_ON) is not None:
-        # The table moved meanwhile, or the client set the header to avoid the check by the shard.
-        raise UnavailableError("the table is in another shard by now; try again")
-    query = exchange.scope["query_string"].decode("latin-1")
-    target = f"{exchange.raw_path}?{query}" if query else exchange.raw_path
-    return await shards.peers.ask(
-        endpoint,
-        PeerRequest.of(exchange.method, target, exchange.scope["headers"], body=request.body),
-    )
-
-
-def catalog_tables(request: RestRequest) -> list[TablePath]:
-    """Return the tables of the lake tables that a catalog request names, without duplicates.
-
-    The catalog itself answers malformed requests and requests without tables.
-    """
-    names: list[Any] = []
-    match request.method, request.segments:
-        case _, ("namespaces", namespace, "tables", table, *_):
-            names = [(namespace, table)]
-        case "POST", ("namespaces", namespace, "tables" | "register"):
-            names = [(namespace, _json(request).get("name"))]
-        case "POST", ("tables", "rename"):
-            names = [_identifier(_json(request).get("source"))]
-        case "POST", ("transactions", "commit"):
-            changes = _json(request).get("table-changes")
-            for change in changes if isinstance(changes, list) else ():
-                names.append(_identifier(_member(change, "identifier")))
-    return list(dict.fromkeys(path for name in names if (path := _path(*name)) is not None))
-
-
-def _json(request: RestRequest) -> Mapping[str, Any]:
-    try:
-        return request.json()
-    except StreamhouseError:
-        return {}
-
-
-def _member(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else None
-
-
-def _identifier(value: Any) -> tuple[Any, Any]:
-    namespace = _member(value, "namespace")
-    is_one = isinstance(namespace, list) and len(namespace) == 1
-    return (namespace[0] if is_one else None), _member(value, "name")
-
-
-def _path(namespace: Any, name: Any) -> TablePath | None:
-    """Return the table of a lake table; side tables are named `name$changelog`."""
-    try:
-        return TablePath(namespace, name.partition("$")[0])
-    except (AttributeError, TypeError, InvalidNameError):
-        return None

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Path
 
-from streamhouse.storage_service.server.routes import ROUTES, Answer
+from streamhouse.storage_service.server.routes import Answer, Route
 
-__all__ = ["ControlRoutes"]
+__all__ = ["ControlRoutes", "TableName"]
 
+TableName = Annotated[str, Path(description="`database.table`; `table` alone is in `default`.")]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class ControlRoutes:
-    """The control routes of one FastAPI application."""
+    """The control routes of one FastAPI application; `rows` is the table of routes."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, rows: Sequence[Route]) -> None:
         self._app = app
-        self._unbound = {route.name: route for route in ROUTES if route.answer is Answer.CONTROL}
+        self._unbound = {route.name: route for route in rows if route.answer is Answer.CONTROL}
 
     def answers(self, summary: str, *, status_code: int = 200) -> Callable[[_F], _F]:
         """Bind the decorated function to the route of the same name.

@@ -154,6 +154,8 @@ class HttpExchange:
     # Class attributes are defaults that most requests never change.
     route = "unknown"
     body = Body.JSON
+    takes_password = False
+    """Whether Basic authentication is accepted, with the token as the password."""
     text_bodies: Collection[bytes] = ()
     """Further accepted content types, beside the content type of `body`."""
     need: Callable[[], Need] = staticmethod(_everything)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.server.status._metrics import ServiceMetrics, package_version
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics, package_version
 
 __all__ = ["ServiceFigures", "quantile_ms"]
 

@@ -359,6 +359,7 @@ def command(
 def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tiering: bool) -> None:
     """Run the only process of a service, or the process of a shard."""
     # Not at the top: a wrong option fails before the whole service is imported.
+    from streamhouse.storage_service.door_table import doors_of
     from streamhouse.storage_service.server.listener import run_service
 
     stop_with_supervisor()
@@ -373,12 +374,17 @@ def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tieri
         click.echo(f"streamhouse standing by on {endpoint}")
         sys.stdout.flush()
 
-    def on_kafka(address: str) -> None:
-        click.echo(f"streamhouse serving Kafka clients on {address}")
+    def on_door(announcement: str) -> None:
+        click.echo(f"streamhouse {announcement}")
         sys.stdout.flush()
 
     run_service(
-        config, on_ready=on_ready, on_standby=on_standby, on_kafka=on_kafka, rebuild=rebuild
+        config,
+        doors=doors_of(config),
+        on_ready=on_ready,
+        on_standby=on_standby,
+        on_door=on_door,
+        rebuild=rebuild,
     )
 
 

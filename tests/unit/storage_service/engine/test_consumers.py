@@ -19,7 +19,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.consumers import SAVE_MS, Consumers
-from streamhouse.storage_service.server.status._metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.state_files import state_file
 
 TTL_MS = 1_000_000

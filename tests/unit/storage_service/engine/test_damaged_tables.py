@@ -14,7 +14,7 @@ from streamhouse.core.errors import (
     TableExistsError,
 )
 from streamhouse.core.model.table import TablePath
-from streamhouse.storage_service.server.control._iceberg_route import ServiceTables
+from streamhouse.storage_service.server.service_tables import ServiceTables
 from tests.support.in_process_service import (
     event_rows,
     in_process_service,

@@ -15,7 +15,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.lake_pins import LakePins
-from streamhouse.storage_service.server.status._metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.state_files import state_file
 
 

@@ -14,6 +14,7 @@ from streamhouse.storage_service.kafka.registry.schema_set import (
     SCHEMA_BYTES_MAX,
 )
 from streamhouse.storage_service.kafka.registry.subjects import Part
+from streamhouse.storage_service.kafka_door._record_schemas import schemas_of
 from tests.support.fetch_world import fetch, fetched
 from tests.support.kafka_batches import produced, records
 from tests.support.kafka_world import KafkaClient, KafkaWorld, kafka_world
@@ -150,7 +151,7 @@ async def test_producers_that_register_all_they_may_do_not_end_the_reading(
         _, made = await register(world.http, "orders-value", ORDER)
         client = await world.client()
         await _produce(client, framed(made["id"], _FIRST))
-        schemas = world.service.table("orders").record_schemas
+        schemas = schemas_of(world.service.table("orders"))
         known = schemas.current()
         for number in range(PRODUCER_SCHEMAS_MAX - 1):
             known = known.with_schema(Part.VALUE, json.dumps({**ORDER, "doc": str(number)}))

@@ -208,7 +208,7 @@ async def test_a_stopping_service_closes_its_connections(tmp_path: Path) -> None
         client.send(METADATA, 12, topics=[])
 
         assert await client.is_closed()
-        await world.door.close()
+        await world.door.stop_listening()
 
 
 async def test_requests_are_counted(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ async def test_many_requests_at_once_leave_turns_to_other_connections(tmp_path: 
         many.writer.write(request_bytes(API_VERSIONS, 0, {}) * 4_000)
         await other.call(API_VERSIONS, 3)
 
-        counted = world.service.metrics._kafka_requests.labels("api_versions", "none")
+        counted = world.door._counts._requests.labels("api_versions", "none")
         assert counted._value.get() < 4_000
         for _ in range(4_000):
             await many.frame()

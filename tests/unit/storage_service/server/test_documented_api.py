@@ -7,8 +7,8 @@ from pathlib import Path
 
 from streamhouse.core.errors import InternalError, StreamhouseError
 from streamhouse.storage_service.engine.tiering_desk import tiering_coordinator
-from streamhouse.storage_service.server.routes import ROUTES, Answer
-from tests.support.in_process_service import in_process_service
+from streamhouse.storage_service.server.routes import Answer
+from tests.support.in_process_service import ROUTE_TABLE, in_process_service
 
 ROOT = Path(__file__).resolve().parents[4]
 TEXT = (ROOT / "docs" / "http_api.md").read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ async def test_every_control_route_is_documented(tmp_path: Path) -> None:
         described = {
             f"{method.upper()} {path}" for path, methods in paths.items() for method in methods
         }
-        answered = {f"{r.method} {r.path}" for r in ROUTES if r.answer is Answer.PROCESS}
+        answered = {f"{r.method} {r.path}" for r in ROUTE_TABLE.rows if r.answer is Answer.PROCESS}
         return described | answered
 
     calls = ("heartbeat", "complete", "fail", "history")

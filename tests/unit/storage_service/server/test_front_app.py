@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.door_table import doors_of
 from streamhouse.storage_service.ownership.roles._boot_clock import boot_clock_s
 from streamhouse.storage_service.ownership.roles.role import Lag, Role, Standing
 from streamhouse.storage_service.server._front_app import FrontApp
 from streamhouse.storage_service.server.http.http_exchange import Receive, Scope, Send
-from streamhouse.storage_service.server.status._metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 
 OWNER = "http://other:8765"
@@ -38,6 +39,7 @@ class _World:
             standing=self.standing,
             metrics=metrics,
             run_blocking=run,
+            doors=doors_of(ServiceConfig(data_dir=data_dir, kafka_port=0)),
         )
 
     async def get(self, path: str, **headers: str) -> AsgiAnswer:

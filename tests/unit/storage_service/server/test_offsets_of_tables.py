@@ -14,10 +14,11 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from streamhouse.storage_service.server.routes import ROUTES, Answer
+from streamhouse.storage_service.server.routes import Answer
 from tests.support.asgi_call import AsgiAnswer
 from tests.support.in_process_service import (
     EVENTS,
+    ROUTE_TABLE,
     InProcessService,
     append_body,
     event_rows,
@@ -123,10 +124,10 @@ async def _parameters(service: InProcessService) -> dict[str, set[str]]:
     schemas = spec["components"]["schemas"]
     found = {
         route.name: _described(spec["paths"][route.path][route.method.lower()], schemas)
-        for route in ROUTES
+        for route in ROUTE_TABLE.rows
         if route.answer is Answer.CONTROL and route.name != "page"
     }
-    for route in ROUTES:
+    for route in ROUTE_TABLE.rows:
         if route.answer is Answer.DATA:
             path = route.path.replace("...", "1").format_map(_PLACES)
             answer = await service.call(route.method, path, query={"unknown": "1"})

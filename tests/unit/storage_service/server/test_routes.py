@@ -12,11 +12,10 @@ from streamhouse.core.errors import InvalidNameError
 from streamhouse.storage_service.server._app import DATA_ANSWERS
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.control._control_plane import build_control_plane
-from streamhouse.storage_service.server.control._iceberg_route import IcebergRoutes
-from streamhouse.storage_service.server.routes import OPEN, OPEN_PAGES, ROUTES, Answer, Route, find
-from tests.support.in_process_service import in_process_service
+from streamhouse.storage_service.server.routes import OPEN, OPEN_PAGES, Answer, Route
+from tests.support.in_process_service import ROUTE_TABLE, in_process_service
 
-ANSWERING = [route for route in ROUTES if route.answer is not Answer.NOTHING]
+ANSWERING = [route for route in ROUTE_TABLE.rows if route.answer is not Answer.NOTHING]
 
 
 def _filled(path: str) -> str:
@@ -27,25 +26,26 @@ def _filled(path: str) -> str:
 @pytest.mark.parametrize("route", ANSWERING, ids=lambda route: f"{route.method} {route.path}")
 def test_a_request_of_a_row_finds_it(route: Route) -> None:
     for method in ("PUT",) if route.method == "*" else route.method.split(", "):
-        assert find(method, _filled(route.path)).route is route
+        assert ROUTE_TABLE.find(method, _filled(route.path)).route is route
 
 
 def test_only_what_is_nobodys_secret_asks_for_no_token() -> None:
-    assert {route.path for route in ROUTES if route.need == OPEN} == {
+    assert {route.path for route in ROUTE_TABLE.rows if route.need == OPEN} == {
         "/health",
         *OPEN_PAGES,
     }
 
 
 def test_every_data_route_has_one_answer() -> None:
-    names = [route.name for route in ROUTES if route.answer is Answer.DATA]
+    names = [route.name for route in ROUTE_TABLE.rows if route.answer is Answer.DATA]
 
     assert sorted(names) == sorted(DATA_ANSWERS)
 
 
 async def test_fastapi_answers_the_rows_of_the_table_and_nothing_else(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
-        app = build_control_plane(service.service, look=IcebergRoutes(service.service).look)
+        of_doors = [door.control_routes for door in service.doors]
+        app = build_control_plane(service.service, ROUTE_TABLE.rows, of_doors)
 
     answered = {
         (method, route.path, route.name)
@@ -55,15 +55,16 @@ async def test_fastapi_answers_the_rows_of_the_table_and_nothing_else(tmp_path: 
     }
     assert answered == {
         (method, route.path, route.name)
-        for route in ROUTES
+        for route in ROUTE_TABLE.rows
         if route.answer in (Answer.CONTROL, Answer.PAGES)
         for method in route.method.split(", ")
     }
-    assert len(app.routes) == sum(r.answer in (Answer.CONTROL, Answer.PAGES) for r in ROUTES)
+    by_fastapi = [row for row in ROUTE_TABLE.rows if row.answer in (Answer.CONTROL, Answer.PAGES)]
+    assert len(app.routes) == len(by_fastapi)
 
 
 def test_parameters_are_what_stands_between_slashes() -> None:
-    found = find("POST", "/v1/tables/a.b/transactions/7/stage")
+    found = ROUTE_TABLE.find("POST", "/v1/tables/a.b/transactions/7/stage")
 
     assert found.route.name == "stage"
     assert found.parameters == {"path": "a.b", "transaction_id": "7"}
@@ -82,12 +83,12 @@ def test_parameters_are_what_stands_between_slashes() -> None:
     ],
 )
 def test_what_is_nearly_a_route_is_none(method: str, path: str) -> None:
-    assert find(method, path).route.answer is Answer.NOTHING
+    assert ROUTE_TABLE.find(method, path).route.answer is Answer.NOTHING
 
 
 def test_a_path_that_can_be_no_tables_is_refused() -> None:
     with pytest.raises(InvalidNameError):
-        find("GET", "/v1/tables/not a name/state").need()
+        ROUTE_TABLE.find("GET", "/v1/tables/not a name/state").need()
 
 
 @pytest.mark.parametrize(
@@ -119,6 +120,6 @@ def test_a_path_that_can_be_no_tables_is_refused() -> None:
     ],
 )
 def test_what_a_route_needs(method: str, path: str, level: Level, scope: str | None) -> None:
-    need = find(method, path).need()
+    need = ROUTE_TABLE.find(method, path).need()
 
     assert (need.level, need.scope) == (level, scope)

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.core.errors import NotOwnerError
-from streamhouse.storage_service.server.routes import ROUTES, Answer
+from streamhouse.storage_service.server.routes import Answer
 from tests.support.in_process_service import (
     EVENTS,
+    ROUTE_TABLE,
     InProcessService,
     append_body,
     event_rows,
@@ -212,7 +213,7 @@ async def test_a_subscription_is_cut_at_its_end(tmp_path: Path) -> None:
 
 
 def test_every_route_that_reads_is_a_read_and_no_other() -> None:
-    named = {route.name: route.is_read for route in ROUTES if route.name}
+    named = {route.name: route.is_read for route in ROUTE_TABLE.rows if route.name}
 
     changing = {name for name, is_read in named.items() if not is_read}
 
@@ -224,7 +225,7 @@ def test_every_route_that_reads_is_a_read_and_no_other() -> None:
         *("alter_properties", "alter_partitioning", "alter_schema"),
         *("begin_transaction", "commit_transaction", "abort_transaction", "complete"),
         *("health", "page", "status", "metrics"),
-        *(route.name for route in ROUTES if route.answer is Answer.PAGES),
+        *(route.name for route in ROUTE_TABLE.rows if route.answer is Answer.PAGES),
         *("iceberg", "schema_registry"),
     }
 

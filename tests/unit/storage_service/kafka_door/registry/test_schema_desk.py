@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from streamhouse.storage_service.kafka_door._record_schemas import schemas_of
 from streamhouse.storage_service.kafka_door.registry._schema_desk import keep_reading_schemas
 from tests.support.held_step import around
 from tests.support.in_process_service import InProcessService, in_process_service
@@ -81,7 +82,7 @@ async def test_a_schema_with_all_columns_is_made_beside_the_loop_of_the_table_as
         await keeping
 
         assert await _newest_fields(service) == ["id", "note", "first", "second"]
-        assert len(table.record_schemas.current().schemas) == 2
+        assert len(schemas_of(table).current().schemas) == 2
         await keep_reading_schemas(table)
         assert held.count == 2
 

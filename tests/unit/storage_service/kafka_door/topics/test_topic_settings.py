@@ -313,5 +313,5 @@ async def test_a_commit_that_is_refused_is_counted_as_what_it_is(tmp_path: Path)
 
         code = answer.topics[0].partitions[0].error_code
         assert code is not ErrorCode.none
-        counter = world.service.metrics._kafka_requests
+        counter = world.door._counts._requests
         assert counter.labels("offset_commit", code.name)._value.get() == 1

@@ -34,7 +34,7 @@ from streamhouse.storage_service.ownership.roles._owned_shard import OwnedShard
 from streamhouse.storage_service.ownership.roles.role import Standing
 from streamhouse.storage_service.ownership.roles.shard_start import ShardStart
 from streamhouse.storage_service.ownership.roles.standby import Standby, TakenOver
-from streamhouse.storage_service.server.status._metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.in_process_service import EVENTS, event_rows, routed, table_descriptor
 from tests.support.kv_world import looked_up
 from tests.support.memory_store import MemoryStore

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from streamhouse.storage_service.server.access._grants import token_hash
-from streamhouse.storage_service.server.routes import OPEN_PAGES, ROUTES, Answer, find
+from streamhouse.storage_service.server.routes import OPEN_PAGES, Answer
 from tests.support.in_process_service import (
     EVENTS,
+    ROUTE_TABLE,
     InProcessService,
     append_body,
     event_rows,
@@ -29,7 +30,7 @@ OWNER_TOKEN = "owner-token"
 OPEN_PATHS = {"/health", "/ready", *OPEN_PAGES}
 ROUTES_OF_SERVICE = sorted(
     (method, route.path.removesuffix("/..."))
-    for route in ROUTES
+    for route in ROUTE_TABLE.rows
     if route.answer in (Answer.PROCESS, Answer.DATA, Answer.CONTROL, Answer.PAGES)
     for method in route.method.split(", ")
 )
@@ -79,7 +80,7 @@ async def test_every_route_but_the_open_ones_refuses_callers_without_a_token(
 async def test_a_token_without_grants_gets_nothing_of_any_table(tmp_path: Path) -> None:
     async with _service(tmp_path, nobody=[]) as service:
         for method, path in ROUTES_OF_SERVICE:
-            if path in OPEN_PATHS or find(method, _filled(path)).need().scope is None:
+            if path in OPEN_PATHS or ROUTE_TABLE.find(method, _filled(path)).need().scope is None:
                 continue
             answer = await service.call(method, _filled(path), headers=_bearer("nobody"))
             assert answer.error()[:2] == (403, "forbidden"), (method, path)

@@ -16,6 +16,7 @@ from streamhouse.core.errors import (
     InvalidRequestError,
     InvalidSchemaError,
     NotOwnerError,
+    StreamhouseError,
     UnsupportedError,
 )
 from streamhouse.core.model.table import TableInfo, TablePath
@@ -31,19 +32,14 @@ from streamhouse.storage_service.kafka.registry.subjects import (
     subject_name,
 )
 from streamhouse.storage_service.kafka.topics import TopicTable, first_created, table_paths_of
+from streamhouse.storage_service.kafka_door._record_schemas import schemas_of
 from streamhouse.storage_service.kafka_door._topic_places import (
     local_path,
     local_tables,
     path_of_new_topic,
     topic_table_of,
 )
-from streamhouse.storage_service.kafka_door.registry._schema_desk import (
-    check_fits,
-    register,
-    subject_table,
-    table_with_schema,
-)
-from streamhouse.storage_service.kafka_door.registry.registry_errors import (
+from streamhouse.storage_service.kafka_door.registry._registry_errors import (
     INVALID_LEVEL,
     INVALID_VERSION,
     NO_SCHEMA,
@@ -51,43 +47,102 @@ from streamhouse.storage_service.kafka_door.registry.registry_errors import (
     NO_VERSION,
     NOT_PERMITTED,
     RegistryRefusedError,
+    registry_error,
+)
+from streamhouse.storage_service.kafka_door.registry._schema_desk import (
+    check_fits,
+    register,
+    subject_table,
+    table_with_schema,
 )
 from streamhouse.storage_service.server.access.access import token_of
 from streamhouse.storage_service.server.caller import Level
+from streamhouse.storage_service.server.doors import Door
 from streamhouse.storage_service.server.http.http_exchange import Body, HttpExchange
 from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest
-from streamhouse.storage_service.server.routes import RouteMatch
+from streamhouse.storage_service.server.routes import (
+    ANY,
+    ANY_TOKEN,
+    Answer,
+    Route,
+    RouteMatch,
+)
 from streamhouse.storage_service.server.service import Service
 
-__all__ = ["answer_registry"]
+__all__ = ["RegistryDoor"]
 
 _LEVEL: Final = "BACKWARD"
 _NUMBER: Final = re.compile(r"\d{1,10}", re.ASCII)
 _LATEST: Final = ("latest", "-1")
 
 
-async def answer_registry(
-    exchange: HttpExchange, service: Service, route_match: RouteMatch
-) -> None:
-    """Answer a request below the registry's path, for any shard."""
-    content_type = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-    if content_type == Body.JSON.content_type:
-        exchange.body = Body.JSON
-    async with service.held_body(exchange) as body:
-        request = _Request(exchange, service, route_match.parameters, body)
-        name = f"{exchange.method} {route_match.route.path.removeprefix(REGISTRY_PATH)}"
-        try:
-            of_peer = await request.handed_on()
-            if of_peer is not None:
-                status, answer = of_peer.status, of_peer.body
-            else:
-                value = await _ANSWERS.get(name, _Request.nothing)(request)
-                status, answer = 200, json.dumps(value).encode()
-        except RegistryRefusedError as refused:
-            status, value = refused.answer()
-            answer = json.dumps(value).encode()
-    service.answers.hold_built(exchange, len(answer), is_done=exchange.is_changing)
-    await exchange.answer(status, Body.SCHEMA.content_type, [answer])
+def _row(method: str, path: str) -> Route:
+    # The handler checks the grant on the table, which the subject or schema id names.
+    return Route(
+        method=method,
+        path=REGISTRY_PATH + path,
+        need=ANY_TOKEN,
+        name="schema_registry",
+        answer=Answer.DOOR,
+        body=Body.SCHEMA,
+        takes_password=True,
+    )
+
+
+class RegistryDoor(Door):
+    """The schema registry, on the service's own address."""
+
+    path = REGISTRY_PATH
+    routes = (
+        _row("GET", "/schemas/types"),
+        _row("GET", "/schemas/ids/{id}"),
+        _row("GET", "/schemas/ids/{id}/versions"),
+        _row("GET", "/schemas/ids/{id}/subjects"),
+        _row("GET", "/subjects"),
+        _row("POST", "/subjects/{subject}"),
+        _row("GET", "/subjects/{subject}/versions"),
+        _row("POST", "/subjects/{subject}/versions"),
+        _row("GET", "/subjects/{subject}/versions/{version}"),
+        _row("POST", "/compatibility/subjects/{subject}/versions/{version}"),
+        _row("GET", "/config"),
+        _row("PUT", "/config"),
+        _row("GET", "/config/{subject}"),
+        _row("PUT", "/config/{subject}"),
+        _row("GET", "/mode"),
+        _row("GET", "/mode/{subject}"),
+        # The registry answers unknown paths in the form of its protocol.
+        _row(ANY, "/..."),
+    )
+
+    def open(self, service: Service) -> None:
+        """See `Door.open`."""
+        self._service = service
+
+    async def answer(self, exchange: HttpExchange, match: RouteMatch) -> None:
+        """Answer a request, for any shard."""
+        service = self._service
+        content_type = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+        if content_type == Body.JSON.content_type:
+            exchange.body = Body.JSON
+        async with service.held_body(exchange) as body:
+            request = _Request(exchange, service, match.parameters, body)
+            name = f"{exchange.method} {match.route.path.removeprefix(REGISTRY_PATH)}"
+            try:
+                of_peer = await request.handed_on()
+                if of_peer is not None:
+                    status, answer = of_peer.status, of_peer.body
+                else:
+                    value = await _ANSWERS.get(name, _Request.nothing)(request)
+                    status, answer = 200, json.dumps(value).encode()
+            except RegistryRefusedError as refused:
+                status, value = refused.answer()
+                answer = json.dumps(value).encode()
+        service.answers.hold_built(exchange, len(answer), is_done=exchange.is_changing)
+        await exchange.answer(status, Body.SCHEMA.content_type, [answer])
+
+    async def answer_error(self, exchange: HttpExchange, error: StreamhouseError) -> None:
+        """Send an error in the form of the registry."""
+        await exchange.answer_error(error, form=registry_error(error))
 
 
 class _Request:
@@ -237,12 +292,12 @@ class _Request:
             subject_name(table.path, table.info.descriptor.properties, part)
             for table in self._service.manager.open_tables()
             if may(Level.READ, str(table.path))
-            for part in {schema.part for schema in table.record_schemas.known().schemas}
+            for part in {schema.part for schema in schemas_of(table).known().schemas}
         ]
 
     def _schema_set(self, subject: Subject) -> SchemaSet:
         table = subject_table(self._service, self._exchange, subject)
-        schema_set = table.record_schemas.current()
+        schema_set = schemas_of(table).current()
         if not schema_set.of(subject.part):
             raise RegistryRefusedError(NO_SUBJECT, f"subject '{subject}' has no schema")
         return schema_set

@@ -1,4 +1,4 @@
-"""The routes below `/iceberg`: the Iceberg REST catalog, answered on separate threads.
+"""The door of the Iceberg REST catalog: requests below `/iceberg`, answered on separate threads.
 
 Catalogs, object stores and the Iceberg library block, so the event loop hands requests to a thread.
 The first request loads the library and starts the threads.
@@ -40,23 +40,31 @@ from streamhouse.core.model.lake.facts import (
 )
 from streamhouse.core.model.table import TablePath
 from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.storage_service.catalog_door._shard_of_request import handed_on
+from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
-from streamhouse.storage_service.kafka_door.registry.registry_errors import registry_error
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
-from streamhouse.storage_service.server.control._whole_service import handed_on
-from streamhouse.storage_service.server.http.http_exchange import HttpExchange, short
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
+from streamhouse.storage_service.server.doors import Door
+from streamhouse.storage_service.server.http.http_exchange import Body, HttpExchange, short
+from streamhouse.storage_service.server.routes import (
+    ANY,
+    ANY_TOKEN,
+    READING,
+    Answer,
+    Route,
+    RouteMatch,
+    control,
+)
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.service_tables import ServiceTables, live_table
 
 if TYPE_CHECKING:
     from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 
 __all__ = [
-    "IcebergRoutes",
-    "ServiceTables",
-    "answer_error",
+    "CatalogDoor",
     "iceberg_error",
-    "read_plus_as_space",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -84,19 +92,79 @@ _TYPES: Final[tuple[tuple[type[StreamhouseError], int, str], ...]] = (
 )
 
 
-class IcebergRoutes:
+def _row(method: str, path: str, need: str, body: Body = Body.JSON) -> Route:
+    return Route(
+        method=method,
+        path=REST_CATALOG_PATH + path,
+        need=need,
+        name="iceberg",
+        answer=Answer.DOOR,
+        body=body,
+    )
+
+
+class CatalogDoor(Door):
     """Hands requests to the REST catalog; refuses requests at the limit of waiting requests."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    path = REST_CATALOG_PATH
+    # Namespaces are databases. The catalog answers unknown paths in the form of its protocol.
+    routes = (
+        *control(
+            "state", "/v1/tables/{path}", ("POST", "/lake/look", "read:{path}", "look_at_lake")
+        ),
+        _row(ANY, "/v1/config", ANY_TOKEN),
+        # Only OAuth's own route takes a form, to say that there is no OAuth.
+        _row(ANY, "/v1/oauth/tokens", ANY_TOKEN, Body.FORM),
+        # The grants decide which namespaces are listed.
+        _row(READING, "/v1/namespaces", ANY_TOKEN),
+        _row(ANY, "/v1/namespaces", "write:*"),
+        _row(ANY, "/v1/transactions/commit", "write:*"),
+        _row(READING, "/v1/namespaces/{name}/...", "read:{name}.*"),
+        _row(ANY, "/v1/namespaces/{name}/...", "admin:{name}.*"),
+        _row(READING, "/v1/namespaces/{name}/tables", "read:{name}.*"),
+        _row(ANY, "/v1/namespaces/{name}/tables", "write:{name}.*"),
+        _row(READING, "/v1/namespaces/{name}/tables/{table}/...", "read:{name}.{table}"),
+        _row("DELETE", "/v1/namespaces/{name}/tables/{table}/...", "admin:{name}.{table}"),
+        _row(ANY, "/v1/namespaces/{name}/tables/{table}/...", "write:{name}.{table}"),
+        _row("DELETE", "/v1/namespaces/{name}/tables/{table}/metrics", "admin:{name}.{table}"),
+        _row(ANY, "/v1/namespaces/{name}/tables/{table}/metrics", "read:{name}.{table}"),
+        _row(ANY, "/v1/namespaces/{name}/tables/{table}/credentials", "read:lake"),
+        _row(ANY, "/...", "admin:*"),
+    )
+
+    def __init__(self, config: ServiceConfig) -> None:
         # A pool starts its threads with the first requests.
-        self._threads = ThreadPoolExecutor(
-            service.config.catalog_threads, thread_name_prefix="catalog"
-        )
+        self._threads = ThreadPoolExecutor(config.catalog_threads, thread_name_prefix="catalog")
         self._lock = threading.Lock()
         self._api: RestCatalogApi | None = None
+        self._requests = 0
 
-    async def answer(self, exchange: HttpExchange) -> None:
+    def open(self, service: Service) -> None:
+        """See `Door.open`."""
+        self._service = service
+        service.door_gauges["catalog_requests"] = (
+            "Requests to /iceberg in progress.",
+            lambda: self._requests,
+        )
+
+    def control_routes(self, routes: ControlRoutes) -> None:
+        """See `Door.control_routes`."""
+
+        @routes.answers("Register new commits of other engines to the lake table.")
+        async def look_at_lake(path: TableName) -> dict[str, Any]:
+            return (await self._look(self._service.table(path))).to_json()
+
+    def before_grants(self, exchange: HttpExchange) -> None:
+        """Read a `+` in the path as a space, the meaning in Iceberg Java.
+
+        Grants are checked for the final name. Every client sends a plus sign as %2B.
+        """
+        scope = exchange.scope
+        if b"+" in scope["raw_path"]:
+            scope["raw_path"] = scope["raw_path"].replace(b"+", b"%20")
+            exchange.path = scope["path"] = unquote(exchange.raw_path)
+
+    async def answer(self, exchange: HttpExchange, _: RouteMatch) -> None:
         """Answer one request below `/iceberg`."""
         path, via = self._path(exchange), self._services_passed(exchange)
         async with self._service.held_body(exchange) as body:
@@ -104,16 +172,16 @@ class IcebergRoutes:
 
     async def _answer(self, exchange: HttpExchange, request: RestRequest) -> None:
         config = self._service.config
-        if self._service.catalog_requests >= config.catalog_requests_max:
+        if self._requests >= config.catalog_requests_max:
             raise OverloadedError(
                 f"{config.catalog_requests_max} requests to the lake catalog are in progress"
                 " (catalog_requests_max); try again later"
             )
-        self._service.catalog_requests += 1
+        self._requests += 1
         try:
             answer = await self._answer_of_any_shard(exchange, request)
         finally:
-            self._service.catalog_requests -= 1
+            self._requests -= 1
         if request.method == "HEAD" or answer.status == 204:
             await _answer_empty(exchange, answer.status)
         else:
@@ -143,7 +211,7 @@ class IcebergRoutes:
     async def _register_commit(self, identifier: tuple[str, ...]) -> None:
         """Register a commit to a table before the answer, so that readers see the commit."""
         try:
-            await self.look(self._service.table(".".join(identifier)))
+            await self._look(self._service.table(".".join(identifier)))
         except StreamhouseError as error:
             # The commit has succeeded in any case; the next read of the table registers it, too.
             if not isinstance(error, NotFoundError | InvalidNameError):
@@ -151,12 +219,12 @@ class IcebergRoutes:
                     "event=lake_not_looked_at table=%s why=%r", ".".join(identifier), error.message
                 )
 
-    async def look(self, table: OpenTable) -> LakeState:
+    async def _look(self, table: OpenTable) -> LakeState:
         """Register commits of other engines to the lake table; return the registered state."""
 
         def head() -> Awaitable[int | None]:
             return asyncio.get_running_loop().run_in_executor(
-                self._threads, self._blocking_head, _live(table)
+                self._threads, self._blocking_head, live_table(table)
             )
 
         return await self._service.manager.tiering.look(table, head)
@@ -232,61 +300,13 @@ class IcebergRoutes:
         if self._api is not None:
             self._api.close()
 
-
-class ServiceTables:
-    """The service's tables for one request. Made on the event loop, used on other threads.
-
-    Other threads only read single values that the event loop replaces as a whole.
-    """
-
-    def __init__(
-        self, service: Service, *, elsewhere: Mapping[int, TablePath] | None = None
-    ) -> None:
-        self.service_id = service.manager.service_id
-        self._elsewhere = elsewhere or {}
-        self._by_id: Mapping[int, OpenTable] = {
-            table.info.table_id: table for table in service.manager.open_tables()
-        }
-        self._damaged = {table.table_id: table for table in service.manager.damaged_tables()}
-
-    def with_id(self, table_id: int) -> LiveTable | None:
-        """See `LiveTables.with_id`.
-
-        Raises `TableDamagedError` for a damaged table, which still owns its lake tables, and
-        `ForbiddenError` for a table of another shard.
-        """
-        if table_id in self._elsewhere:
-            raise ForbiddenError(
-                f"this lake table is of table '{self._elsewhere[table_id]}', which another shard"
-                " has: ask that one"
-            )
-        if table_id in self._damaged:
-            raise self._damaged[table_id].error()
-        table = self._by_id.get(table_id)
-        return None if table is None or table.is_dropped else _live(table)
-
-    def named(self, path: str) -> LiveTable | None:
-        """See `LiveTables.named`."""
-        try:
-            table_path = TablePath.parse(path)
-        except StreamhouseError:
-            return None
-        for damaged in self._damaged.values():
-            if damaged.path == table_path:
-                raise damaged.error()
-        for table in self._by_id.values():
-            if table.path == table_path and not table.is_dropped:
-                return _live(table)
-        return None
-
-
-def _live(table: OpenTable) -> LiveTable:
-    return LiveTable(
-        info=table.info,
-        lake=table.lake,
-        high_watermarks={b: tablet.high_watermark for b, tablet in enumerate(table.tablets)},
-        pinned=frozenset(pin.snapshot_id for pin in table.lake_pins.current()),
-    )
+    async def answer_error(self, exchange: HttpExchange, error: StreamhouseError) -> None:
+        """Send an error in the form of the catalog's protocol."""
+        status, body = iceberg_error(error)
+        if exchange.method == "HEAD":
+            await _answer_empty(exchange, status)
+        else:
+            await exchange.answer_error(error, form=(status, body))
 
 
 def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
@@ -303,32 +323,6 @@ def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
             "code": status,
         }
     }
-
-
-def read_plus_as_space(exchange: HttpExchange) -> None:
-    """Read a `+` in the path of a catalog request as a space, the meaning in Iceberg Java.
-
-    Call this before the check of grants, which must be of the final name. Every client sends a plus
-    sign as %2B.
-    """
-    scope = exchange.scope
-    if b"+" in scope["raw_path"]:
-        scope["raw_path"] = scope["raw_path"].replace(b"+", b"%20")
-        exchange.path = scope["path"] = unquote(exchange.raw_path)
-
-
-async def answer_error(exchange: HttpExchange, error: StreamhouseError) -> None:
-    """Send `error` in the form of the path's protocol: catalog, schema registry, or common."""
-    path = exchange.path
-    if path.startswith(f"{REGISTRY_PATH}/"):
-        status, body = registry_error(error)
-        return await exchange.answer_error(error, form=(status, body))
-    if path != REST_CATALOG_PATH and not path.startswith(f"{REST_CATALOG_PATH}/"):
-        return await exchange.answer_error(error)
-    status, body = iceberg_error(error)
-    if exchange.method == "HEAD":
-        return await _answer_empty(exchange, status)
-    await exchange.answer_error(error, form=(status, body))
 
 
 async def _answer_empty(exchange: HttpExchange, status: int) -> None:

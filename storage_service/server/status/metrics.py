@@ -30,6 +30,25 @@ _LAG_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SECONDS: Final = (0.0005, 0.001, 0.002, *_LAG_SECONDS, 30)
 
 
+class RequestCounts:
+    """The answered requests of one protocol: number and time."""
+
+    def __init__(self, requests: Counter, seconds: Histogram) -> None:
+        self._requests = requests
+        self.seconds = seconds
+        self._children: dict[tuple[str, object], tuple[Counter, Histogram]] = {}
+
+    def count(self, route: str, outcome: object, seconds: float) -> None:
+        """Count one answered request."""
+        counters = self._children.get((route, outcome))
+        if counters is None:
+            # The lookup of labels costs more than the counting, so the counters are kept.
+            counters = self._requests.labels(route, str(outcome)), self.seconds.labels(route)
+            self._children[route, outcome] = counters
+        counters[0].inc()
+        counters[1].observe(seconds)
+
+
 class ServiceMetrics(Collector):
     """The counters of one service, in a separate registry."""
 
@@ -47,17 +66,12 @@ class ServiceMetrics(Collector):
         self._read_state: Callable[[], Awaitable[Sequence[Metric]]] | None = None
         self._state: Sequence[Metric] = ()
         self._writing: asyncio.Future[bytes] | None = None
-        self._requests = self._counter(
-            "requests", "Requests answered; status 0: the client went away.", "route", "status"
+        self.requests = self.request_counts(
+            "request",
+            ("route", "status"),
+            count_text="Requests answered; status 0: the client went away.",
+            time_text="Time from the request's first byte to its answer's last, waits included.",
         )
-        self._request_seconds = self._histogram(
-            "request_seconds",
-            "Time from the request's first byte to its answer's last, waits included.",
-            "route",
-        )
-        self._kafka_requests, self._kafka_seconds = self._of_kafka_clients()
-        self._by_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        self._by_api: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
         self.received_bytes = self._counter("received_bytes", "Bytes of append bodies.")
         self.sent_bytes = self._counter("sent_bytes", "Bytes of fetch answers and subscriptions.")
         self.appended_rows = self._counter("appended_rows", "Rows appended, repeats included.")
@@ -104,20 +118,6 @@ class ServiceMetrics(Collector):
         )
         self.errors = self._counter("errors", "Errors answered, by their stable code.", "code")
 
-    def _of_kafka_clients(self) -> tuple[Counter, Histogram]:
-        requests = self._counter(
-            "kafka_requests",
-            "Requests of Kafka clients answered, by API and by the first error of the answer.",
-            "api",
-            "error",
-        )
-        seconds = self._histogram(
-            "kafka_request_seconds",
-            "Time from a Kafka client's whole request to its answer, waits included.",
-            "api",
-        )
-        return requests, seconds
-
     def _histogram(
         self, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS
     ) -> Histogram:
@@ -128,6 +128,15 @@ class ServiceMetrics(Collector):
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"streamhouse_{name}", text, labels, registry=self.registry)
 
+    def request_counts(
+        self, name: str, labels: tuple[str, str], *, count_text: str, time_text: str
+    ) -> RequestCounts:
+        """Return the counters `{name}s` by both labels and `{name}_seconds` by the first label."""
+        return RequestCounts(
+            self._counter(f"{name}s", count_text, *labels),
+            self._histogram(f"{name}_seconds", time_text, labels[0]),
+        )
+
     def show_limits(self, limits: Mapping[str, int]) -> None:
         """Report the settings, so that an alert can compare use and limit."""
         gauge = Gauge(
@@ -136,32 +145,10 @@ class ServiceMetrics(Collector):
         for name, value in limits.items():
             gauge.labels(name).set(value)
 
-    def count_request(self, route: str, status: int, seconds: float) -> None:
-        """Count one answered request."""
-        counters = self._by_route.get((route, status))
-        if counters is None:
-            # The lookup of labels costs more than the counting, so the counters are kept.
-            counters = (
-                self._requests.labels(route, str(status)),
-                self._request_seconds.labels(route),
-            )
-            self._by_route[route, status] = counters
-        counters[0].inc()
-        counters[1].observe(seconds)
-
-    def count_kafka_request(self, api: str, error: str, seconds: float) -> None:
-        """Count one request of a Kafka client; `error` is "none" for success."""
-        counters = self._by_api.get((api, error))
-        if counters is None:
-            counters = self._kafka_requests.labels(api, error), self._kafka_seconds.labels(api)
-            self._by_api[api, error] = counters
-        counters[0].inc()
-        counters[1].observe(seconds)
-
     def request_buckets(self) -> dict[str, dict[float, float]]:
         """Return route -> bound in seconds -> number of requests within the bound."""
         buckets_by_route: dict[str, dict[float, float]] = {}
-        for family in self._request_seconds.collect():
+        for family in self.requests.seconds.collect():
             for sample in family.samples:
                 if "le" in sample.labels:
                     of_route = buckets_by_route.setdefault(sample.labels["route"], {})
