@@ -52,7 +52,7 @@ BARS: Final[dict[str, Bars]] = {
     "streamhouse.client": Bars(4.9, 8.1, 4.8),
     "streamhouse.reading": Bars(7.5, 9.5, 5.0),
     "streamhouse.storage_service.directory": Bars(8.5, 13.4, 8.2),
-    "streamhouse.storage_service.engine": Bars(6.4, 13.0, 10.3),
+    "streamhouse.storage_service.engine": Bars(6.4, 12.8, 9.8),
     "streamhouse.storage_service.operations": Bars(7.6, 12.1, 10.2),
 }
 
