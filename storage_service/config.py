@@ -153,14 +153,14 @@ class ServiceConfig:
         MEMORY,
         512 * _MIB,
         "bytes",
-        "Most memory for request bodies that are being received or handled; further bodies wait.",
+        "Most memory for request bodies in transfer or in progress; further bodies wait.",
     )
     answers_bytes_max: int = _option(
         MEMORY,
         512 * _MIB,
         "bytes",
-        "Most memory for answers that are being built or not sent yet; a caller holds at most as"
-        " much as stays free.",
+        "Most memory for answers in preparation or not sent yet; a caller holds at most as much"
+        " as stays free.",
     )
     commit_queue_bytes_max: int = _option(
         MEMORY, 256 * _MIB, "bytes", "Most appended bytes waiting for the disk; more are refused."
@@ -169,20 +169,21 @@ class ServiceConfig:
         MEMORY,
         2_048 * _MIB,
         "bytes",
-        "Most memory for the rows that all primary key tables keep at hand together, and for what"
-        " waits for RocksDB; shared by their buckets.",
+        "Most memory for the rows of all primary key tables at hand, and for changes waiting"
+        " for RocksDB; shared by their buckets.",
     )
     key_cache_bytes_max: int = _option(
         MEMORY,
         256 * _MIB,
         "bytes",
-        "Most memory for the rows that one bucket of a primary key table keeps at hand.",
+        "Most memory for the rows of a primary key table's bucket at hand.",
     )
     connections_max: int = _option(
         CONNECTIONS,
         10_000,
         "connections",
-        "Most open connections; at the limit a new connection replaces the longest idle one.",
+        "Most open connections; at the limit a new connection replaces the connection with the"
+        " longest idle time.",
     )
     open_requests_max: int = _option(
         CONNECTIONS, 5_000, "requests", "Most requests in progress, waiting ones included."
@@ -197,7 +198,7 @@ class ServiceConfig:
         CONNECTIONS, 30_000, "ms", "How long receiving a request body may take."
     )
     answer_stall_timeout_ms: int = _option(
-        CONNECTIONS, 60_000, "ms", "How long an answer waits for a client that does not read it."
+        CONNECTIONS, 60_000, "ms", "How long an answer waits for a client to read."
     )
     drain_timeout_ms: int = _option(
         CONNECTIONS, 15_000, "ms", "How long a stopping service waits for requests in progress."
@@ -216,31 +217,31 @@ class ServiceConfig:
         TABLES,
         128 << 30,
         "bytes",
-        "Most staged bytes of all tables that are not committed or aborted.",
+        "Most staged bytes of all tables, not yet committed or aborted.",
     )
     transaction_timeout_ms: int = _option(
         TABLES,
         3_600_000,
         "ms",
-        "How long a transaction may be idle, unless it sets its own timeout.",
+        "How long a transaction may be idle without a timeout of its own.",
     )
     worker_threads: int = _option(
         THREADS,
         4,
         "threads",
-        "Threads for appends and fetches that are handled off the event loop.",
+        "Threads for appends and fetches off the event loop.",
     )
     key_threads: int = _option(
         THREADS,
         2,
         "threads",
-        "Threads for large writes to primary key tables, and what their files take.",
+        "Threads for large writes to primary key tables, and for the work on their files.",
     )
     catalog_threads: int = _option(
         THREADS, 4, "threads", "Threads that answer requests to `/iceberg`."
     )
     tiering_lease_ms: int = _option(
-        LAKE, 30_000, "ms", "How long a tiering round stays claimed after its last heartbeat."
+        LAKE, 30_000, "ms", "How long a tiering round stays claimed after the last heartbeat."
     )
     tiering_backoff_ms_min: int = _option(
         LAKE, 1_000, "ms", "Pause of a table after a failed round."
@@ -249,7 +250,7 @@ class ServiceConfig:
         LAKE,
         60_000,
         "ms",
-        "How long a request to a REST catalog waits for its answer: requests of this service, of"
+        "How long a request to a REST catalog waits for an answer: requests of this service, of"
         " tiering workers and of readers.",
     )
     journal_linger_ms: int = _option(
@@ -262,7 +263,7 @@ class ServiceConfig:
         JOURNAL,
         1_000,
         "ms",
-        "With --journal-ack disk: how far the journal may be behind before writes wait for it.",
+        "With --journal-ack disk: how far the journal may be behind before writes wait.",
     )
     lease_ms: int = _option(
         JOURNAL,
@@ -272,7 +273,7 @@ class ServiceConfig:
     )
 
     kafka_partitions: int = _option(
-        KAFKA, 1, "partitions", "Buckets of a topic that is created without a number of partitions."
+        KAFKA, 1, "partitions", "Buckets of a topic created without a number of partitions."
     )
 
     # Limits without an option, because the default was always enough; tests set small values.
@@ -316,7 +317,7 @@ class ServiceConfig:
     )
     # See `subscriptions_max`.
     subscription_page_bytes_max: int = _fixed(
-        1 * _MIB, "bytes", "Most bytes that a subscription reads ahead of its client."
+        1 * _MIB, "bytes", "Most bytes that a subscription reads ahead of the client."
     )
     # As many as tables.
     databases_max: int = _fixed(1_000, "databases", "Most databases.")
@@ -336,21 +337,21 @@ class ServiceConfig:
     lookup_keys_max: int = _fixed(1_000_000, "keys", "Most keys in one lookup.")
     # A prefix may have any number of rows, so the limit is below the limit of keys.
     lookup_rows_max: int = _fixed(
-        100_000, "rows", "Most rows that one prefix lookup may ask for, over all its prefixes."
+        100_000, "rows", "Most rows of a prefix lookup, over all prefixes."
     )
     # The number of concurrent writers of a table, including writers that died.
     transactions_open_max: int = _fixed(
-        1_000, "transactions", "Most transactions of one table that are not committed or aborted."
+        1_000, "transactions", "Most open transactions of a table, not committed or aborted."
     )
     # Each task of a Spark job stages a part.
     transaction_parts_max: int = _fixed(100_000, "parts", "Most staged parts of one transaction.")
     # Half of the limit of all tables.
     transaction_table_bytes_max: int = _fixed(
-        64 << 30, "bytes", "Most staged bytes of one table that are not committed or aborted."
+        64 << 30, "bytes", "Most staged bytes of a table, not yet committed or aborted."
     )
     # A day: longer ones hold staged rows for writers that are gone.
     transaction_timeout_ms_max: int = _fixed(
-        86_400_000, "ms", "The longest idle time that a transaction may ask for."
+        86_400_000, "ms", "The longest idle timeout of a transaction."
     )
     # As many as may be open at once.
     transaction_outcomes_max: int = _fixed(

@@ -90,11 +90,11 @@ def _directory(plan: ShardPlan) -> Limit:
     return Limit(
         part="the directory, read whole",
         gives_way_at=f"{reads:,} tables: a listing is {pages:,.0f} pages and"
-        f" {pages * STORE.list_ms / 1e3:,.1f} s; who knows none of them reads {reads:,} objects,"
-        f" {reads / STORE.gets_per_s:,.1f} s of all that one partition of the store answers",
+        f" {pages * STORE.list_ms / 1e3:,.1f} s; without a cache a process reads {reads:,} objects,"
+        f" {reads / STORE.gets_per_s:,.1f} s of the whole capacity of a partition",
         figure=f"{STORE.list_keys:,} names a page, {STORE.list_ms:.0f} ms; one object a name",
-        next_design="a snapshot of the directory as one object, made by whoever finds the last"
-        " one old; names are then read from the snapshot on",
+        next_design="a snapshot of the directory as one object, renewed by any process that"
+        " finds the last snapshot old; names are then read from the snapshot on",
     )
 
 
@@ -103,11 +103,11 @@ def _puts(settings: JournalSettings, plan: ShardPlan) -> Limit:
     return Limit(
         part="PUTs of one partition of the bucket",
         gives_way_at=f"{STORE.puts_per_s / rate:,.0f} busy shards, until the store has split"
-        f" `shards/`: it answers 503 for minutes, journals wait, nothing is lost."
+        f" `shards/`: the store answers 503 for minutes, journals wait, nothing is lost."
         f" 1,000 shards need {1_000 * rate / STORE.puts_per_s:,.0f} partitions",
         figure=f"{rate:,.0f} PUT/s a shard; {STORE.puts_per_s:,.0f} a partition, as S3 says",
-        next_design="grow in steps, or one bucket (`--journal`) for every hundred shards; S3"
-        " Express for journals that must answer in milliseconds",
+        next_design="grow in steps, or a bucket (`--journal`) for every hundred shards; S3"
+        " Express for journals with answers in milliseconds",
     )
 
 
@@ -117,12 +117,12 @@ def _listing(settings: JournalSettings, plan: ShardPlan) -> Limit:
     pages = objects / STORE.list_keys
     return Limit(
         part="listing a journal at a takeover",
-        gives_way_at="not first: back to the older of two checkpoints it is"
+        gives_way_at="not first: back to the older of two checkpoints there are"
         f" {objects:,.0f} objects, {pages:,.0f} pages, {pages * STORE.list_ms / 1e3:,.1f} s for a"
-        " process that begins with nothing. A standby lists none of them",
+        " process without local data. A standby lists no objects",
         figure=f"a checkpoint every {settings.checkpoint_bytes / 2**20:,.0f} MiB, here"
         f" {every_s:,.0f} s, or {settings.checkpoint_s:,.0f} s",
-        next_design="none needed; seals stay for ever, one small object an epoch",
+        next_design="none needed; seals stay for ever, a small object an epoch",
     )
 
 
@@ -131,12 +131,12 @@ def _catalog(plan: ShardPlan) -> Limit:
     shards = a_process / rounds_per_s(plan)
     return Limit(
         part="one catalog for all",
-        gives_way_at=f"{a_process:,.0f} commits/s where one process of ours commits for all"
+        gives_way_at=f"{a_process:,.0f} commits/s if a service commits for all shards"
         f" (`--catalog-access service`): {shards:,.0f} shards of {plan.tables} tables and"
-        f" {plan.freshness_s:,.0f} s of freshness. With a REST catalog of its own: what that bears",
+        f" {plan.freshness_s:,.0f} s of freshness. A separate REST catalog: its own capacity",
         figure=f"{ROUND_SERVICE_MS.value:.0f} ms of the service's processor a round"
         " (`bench_freshness`)",
-        next_design="rounds of several tables in one commit, where the catalog has such commits",
+        next_design="rounds of several tables in one commit, if the catalog can commit many tables",
     )
 
 
@@ -147,11 +147,11 @@ def _rounds(plan: ShardPlan) -> Limit:
         part="tiering workers",
         gives_way_at=f"{a_core:,.0f} rounds/s a core; {shards:,} shards make"
         f" {shards * rounds_per_s(plan):,.0f} a second, and with their rows keep"
-        f" {shards * tiering_cores(plan):,.0f} cores busy. A worker that asks every shard in turn"
+        f" {shards * tiering_cores(plan):,.0f} cores busy. A worker for every shard"
         f" makes {shards:,} requests a look",
         figure=f"{ROUND_WORKER_MS.value:.0f} ms a round (`bench_freshness`), rows a second and"
         " thread (`bench_tiering`)",
-        next_design="give a worker some shards, not all (`STREAMHOUSE_ENDPOINT` with those)",
+        next_design="give a worker some shards, not all (by `STREAMHOUSE_ENDPOINT`)",
     )
 
 

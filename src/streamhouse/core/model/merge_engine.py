@@ -44,7 +44,7 @@ _AGGREGATE: Final = re.compile(r"fields\.(?P<column>.+)\.agg")
 _DELIMITER: Final = re.compile(r"fields\.(?P<column>.+)\.listagg\.delimiter")
 
 MERGE_PROPERTY_HELP: Final[dict[str, tuple[str, str]]] = {
-    _ENGINE: ("last_row", "How a row is merged into the one with the same key."),
+    _ENGINE: ("last_row", "How a row is merged into the stored row with the same key."),
     _VERSION_COLUMN: ("", "Engine versioned: a row wins if this column is not smaller."),
     _IMAGE: ("full", "Changelog images: full has -U and +U, after has only +U."),
     _DELETE: ("allow", "Deletes are applied, ignored without a word, or refused."),

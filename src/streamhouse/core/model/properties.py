@@ -67,15 +67,15 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         "datalake_batch_partition",
         "",
         _parse_text,
-        "Iceberg transforms, as `day(ts), region`: keep a second lake table, partitioned so, for"
-        " batch reads.",
+        "Iceberg transforms, as `day(ts), region`: keep a second lake table with this"
+        " partitioning, for batch reads.",
     ),
     "table.datalake.batch-layout.sort": (
         "datalake_batch_sort",
         "",
         _parse_text,
-        "Columns, or `zorder(a, b, ...)` of up to four: keep a second lake table, sorted so, for"
-        " batch reads.",
+        "Columns, or `zorder(a, b, ...)` of up to four: keep a second lake table in this order,"
+        " for batch reads.",
     ),
     "table.datalake.batch-layout.freshness": (
         "datalake_batch_freshness_ms",
@@ -99,7 +99,7 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         "datalake_snapshot_max_age_ms",
         "1h",
         parse_duration_ms,
-        "How long a lake snapshot is kept after another took its place.",
+        "How long a lake snapshot is kept after its replacement.",
     ),
     "table.datalake.snapshot.min-count": (
         "datalake_snapshot_min_count",
@@ -111,7 +111,7 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         "datalake_orphan_min_age_ms",
         "3d",
         parse_duration_ms,
-        "How old a lake file that no metadata refers to must be before it is deleted.",
+        "The age at which a lake file without a reference in any metadata is deleted.",
     ),
     "table.datalake.ttl": (
         "datalake_ttl_ms",
@@ -124,8 +124,8 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         "import_source",
         "",
         _parse_text,
-        "The Iceberg table that the table was imported from, and the snapshot it began with; set by"
-        " `streamhouse import`. Fixed at creation.",
+        "The Iceberg table and the first snapshot of an import; set by `streamhouse import`."
+        " Fixed at creation.",
     ),
     "table.log.ttl": (
         "log_ttl_ms",
@@ -137,8 +137,8 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         "log_consumers_wait",
         "false",
         parse_boolean,
-        "Keep rows in the log, however old, until every consumer that reports its position has read"
-        " them; `--disk-max` bounds it.",
+        "Keep rows in the log, however old, until every consumer with reported positions has"
+        " read them; `--disk-max` bounds it.",
     ),
     "table.log.consumers.ttl": (
         "log_consumers_ttl_ms",

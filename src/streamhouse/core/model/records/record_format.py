@@ -53,7 +53,10 @@ _ON_SCHEMA: Final = "kafka.on.schema"
 _CHANGES: Final = "kafka.changes.format"
 
 RECORD_PROPERTY_HELP: Final[dict[str, tuple[str, str]]] = {
-    _TOPIC: ("", "The topic's name, where it is no table's name: `orders.eu-1` of `orders_eu_1`."),
+    _TOPIC: (
+        "",
+        "The topic's name, if different from a table's name: `orders.eu-1` of `orders_eu_1`.",
+    ),
     _VALUE: (
         "",
         "What a record's value is: `raw`, `json`, `avro` or `debezium-json`. Not set: `raw` if the"
@@ -62,8 +65,8 @@ RECORD_PROPERTY_HELP: Final[dict[str, tuple[str, str]]] = {
     ),
     _KEY_COLUMNS: (
         "",
-        "Columns that come from the record's key, as `a, b`. Not set: the primary key; of a raw"
-        " table column `key`.",
+        "Columns from the record's key, as `a, b`. Not set: the primary key; of a raw table"
+        " column `key`.",
     ),
     _KEY_FORMAT: (
         "",
