@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -49,6 +50,18 @@ def test_a_forked_program_ends_as_an_executed_one(
     forked = run_python(arguments, env={"GIVEN": "value"})
 
     assert _outcome(forked) == _outcome(executed)
+
+
+def test_an_exit_code_stays_readable_for_another_thread_that_waits() -> None:
+    """Its descriptor's number, given to another file, would let that thread wait for ever."""
+    exit_code, exit_code_to = os.pipe()
+    os.write(exit_code_to, b"7\n")
+    os.close(exit_code_to)
+    process = ForkedProcess(0, exit_code, None)
+
+    assert process.wait() == 7
+
+    assert select.select([exit_code], [], [], 0)[0]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -47,6 +48,9 @@ class ForkedProcess:
         self.stdout: Final = stdout
         self.returncode: int | None = None
         self._exit_code = exit_code
+        # Not before: another thread may wait for it, and would wait for whatever file gets its
+        # number. It stays readable, because its other end is closed.
+        weakref.finalize(self, os.close, exit_code)
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
@@ -79,7 +83,6 @@ class ForkedProcess:
             with self._lock:
                 if self.returncode is None:
                     line = os.read(self._exit_code, 16)
-                    os.close(self._exit_code)
                     assert line.endswith(b"\n"), "the server that forks programs is gone"
                     self.returncode = int(line)
         return self.returncode
