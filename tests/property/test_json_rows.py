@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.client._json_rows import JsonRows, OutsideOfPythonError
+from streamhouse.client._json_rows import JsonRows
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.model.values.calendar import python_value
 from streamhouse.core.model.values.json_values import row_to_json
+from streamhouse.core.types.logical_type import OutsideOfPythonError
 from streamhouse.storage_service.server.data import _json_row as json_row
 from tests.support.examples import examples
 from tests.support.extreme_values import EXTREMES

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.core.model.bucketing import buckets_for_rows, bytes_to_hash, encode_key
+from streamhouse.core.model.bucketing import buckets_for_rows, encode_key
 from streamhouse.core.model.merge_engine import MergeRules
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.model.values.calendar import arrow_value
 from streamhouse.core.model.values.json_values import row_to_json
+from streamhouse.core.types.registry import type_of
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
@@ -66,7 +67,7 @@ def test_the_bucket_of_a_key_is_that_of_its_row(seed: int) -> None:
 
     expected = buckets_for_rows(rows, names, count).tolist()
 
-    to_hash = bytes_to_hash(schema.field(names[0]).type) if len(names) == 1 else None
+    to_hash = type_of(schema.field(names[0]).type).hashed_bytes if len(names) == 1 else None
 
     def bytes_of(key: dict[str, Any]) -> bytes:
         return single.encode_columns(key, names) if to_hash is None else to_hash(key[names[0]])
@@ -127,7 +128,7 @@ def test_keys_and_rows_of_every_year_and_all_digits(
     assert json.loads(as_json.text(values)) == texts
     assert as_json.key_of(list(texts.values())) == key
     for name, value in key.items():
-        to_hash = bytes_to_hash(columns[name].type)
+        to_hash = type_of(columns[name].type).hashed_bytes
         assert to_hash is not None
         bucket = (mmh3.hash(to_hash(value)) & 0x7FFFFFFF) % 1_000
         assert [bucket] == buckets_for_rows(batch, [name], 1_000).tolist()

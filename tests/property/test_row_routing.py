@@ -92,9 +92,6 @@ def test_few_rows_have_the_buckets_and_keys_that_they_have_among_many(data: st.D
     many = [pa.concat_arrays([c, pa.nulls(FEW_ROWS + 1, c.type)]) for c in whole]
     assert buckets_of_few(many, count) is None
     assert keys == encode_key(many).to_pylist()[first:size]
-    if len(types) == 1 and pa.types.is_temporal(types[0]):
-        assert buckets is None
-        return
     names = [str(i) for i in range(len(types))]
     rows = pa.RecordBatch.from_arrays(many, names=names)
     assert buckets == buckets_for_rows(rows, names, count).tolist()[first:size]

@@ -10,10 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.client._json_rows import (
-    JsonRows,
-    OutsideOfPythonError,
-)
+from streamhouse.client._json_rows import JsonRows
 from streamhouse.client.http._transport import HttpTransport
 from streamhouse.client.positions._reached_offsets import ReachedOffsets
 from streamhouse.client.writing._request_batches import bounded_batches, plain
@@ -28,6 +25,7 @@ from streamhouse.core.model.offsets import Offset, buckets_to_json, table_of_off
 from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
 from streamhouse.core.model.table import VERSION_HEADER, TableInfo, table_id_of
 from streamhouse.core.model.values.notebook import html_of_rows
+from streamhouse.core.types.logical_type import OutsideOfPythonError
 from streamhouse.core.wire.arrow_body import (
     BatchAddress,
     decode_fetch_body,

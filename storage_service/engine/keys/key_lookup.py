@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import RequestTooLargeError, UnavailableError
 from streamhouse.core.model.bucketing import (
     buckets_for_rows,
-    bytes_to_hash,
     encode_few,
     encode_key,
 )
@@ -31,6 +30,7 @@ from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER
 from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.sorted_values import distinct
+from streamhouse.core.types.registry import type_of
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.lookup import (
@@ -108,7 +108,8 @@ class KeyLookup:
         self._bucket_key: Final = info.descriptor.effective_bucket_key
         self._is_key_hashed: Final = self._bucket_key == self._rules.primary_key
         column = info.schema.column(self._bucket_key[0], table=str(info.path))
-        self._to_hash: Final = bytes_to_hash(column.type) if len(self._bucket_key) == 1 else None
+        is_one = len(self._bucket_key) == 1
+        self._to_hash: Final = type_of(column.type).hashed_bytes if is_one else None
         fields = [field.with_nullable(True) for field in self._codec.arrow_schema]
         found = pa.field(FOUND_COLUMN, pa.bool_(), nullable=False)
         self._answer_schema: Final = pa.schema([*fields, found])

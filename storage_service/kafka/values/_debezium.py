@@ -37,10 +37,10 @@ from streamhouse.core.text.json_texts import (
     JsonTexts,
     arrow_rows,
     check_finite,
-    read_type,
     runs_of,
 )
 from streamhouse.core.text.text_rows import as_values, nested_bytes, width_of
+from streamhouse.core.types.registry import type_of
 from streamhouse.storage_service.kafka.values._draft import (
     Draft,
     DraftBounds,
@@ -204,7 +204,7 @@ class _Reader:
         """Return Arrow's schema for reading; `is_number` selects the times that are numbers."""
         row = []
         for name, t in self._types.items():
-            read_as = pa.int64() if _is_time(t) and is_number(t) else read_type(t)
+            read_as = pa.int64() if _is_time(t) and is_number(t) else type_of(t).arrow_json_type
             if read_as is None:
                 return None
             row.append(pa.field(name, read_as))

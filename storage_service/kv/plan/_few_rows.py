@@ -31,13 +31,13 @@ from streamhouse.core.model.merge_engine import (
     DeleteBehavior,
     MergeEngine,
 )
+from streamhouse.core.types.registry import type_of
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, ROW_BYTES_MAX
 from streamhouse.storage_service.kv.rows._plain_rows import (
     VERSION_BYTES,
     PlainRow,
     PlainRows,
-    key_encoder,
     plain_array,
     stamped,
     version_of,
@@ -112,7 +112,7 @@ class _BucketChanges(NamedTuple):
 def few_rows_plan(rules: TableRules, codec: RowCodec) -> FewRowsPlan | None:
     """Return the plan of small writes to a table; None for an unsuitable table."""
     schema = codec.arrow_schema
-    encoders = [key_encoder(schema.field(name).type) for name in rules.primary_key]
+    encoders = [type_of(schema.field(name).type).stored_key_bytes for name in rules.primary_key]
     key_encoders = [encode for encode in encoders if encode is not None]
     if (
         rules.merge.engine is MergeEngine.AGGREGATION

@@ -17,13 +17,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from streamhouse.storage_service.kv.rows._row_layout import fixed_dtype
+from streamhouse.core.types.registry import type_of
 
 __all__ = [
     "VERSION_BYTES",
     "PlainRow",
     "PlainRows",
-    "key_encoder",
     "plain_array",
     "stamped",
     "version_of",
@@ -45,7 +44,6 @@ _CODES: Final = {
     "<f8": "q",
     "|V16": "16s",
 }
-_KEY_CODES: Final = {8: ">BB", 16: ">BH", 32: ">BI", 64: ">BQ"}
 # Sign bit aside, the bits of infinity: whatever is above is a NaN, and this one stands for all.
 _FLOATS: Final = {
     "<f4": (0x7FFF_FFFF, 0x7F80_0000, int(np.array(np.nan, "<f4").view("<i4"))),
@@ -71,12 +69,13 @@ class PlainRows:
         self, types: Sequence[pa.DataType], *, schema_id: int, value_bytes_min: int
     ) -> None:
         self._types: Final = tuple(types)
-        self._plain_types: Final = [_plain_type(t) for t in types]
-        dtypes = [fixed_dtype(t) for t in types]
+        logical_types = [type_of(t) for t in types]
+        self._plain_types: Final = [t.stored_view for t in logical_types]
+        dtypes = [t.stored_dtype for t in logical_types]
         self._fixed: Final = [i for i, dtype in enumerate(dtypes) if dtype is not None]
         self._varying: Final = [i for i, dtype in enumerate(dtypes) if dtype is None]
         self._floats: Final = [_FLOATS.get(dtype.str) if dtype else None for dtype in dtypes]
-        self._zeros: Final = [_zero(t) for t in types]
+        self._zeros: Final = [_zero(dtype) for dtype in dtypes]
         self._no_nulls: Final = bytes((len(types) + 7) // 8)
         self._codes: Final = ["" if dtype is None else _CODES[dtype.str] for dtype in dtypes]
         codes = "".join(self._codes)
@@ -202,34 +201,8 @@ def _bitmap(marks: Sequence[bool]) -> pa.Buffer:
     return pa.py_buffer(bits.to_bytes((len(marks) + 7) // 8, "little"))
 
 
-def key_encoder(t: pa.DataType) -> Callable[[Any], bytes] | None:
-    """Return the encoder of a plain value of `t` as a part of a key; None if unsupported."""
-    if pa.types.is_string(t) or pa.types.is_binary(t):
-        return lambda value: b"\x01" + value.replace(b"\x00", b"\x00\xff") + b"\x00\x00"
-    if pa.types.is_boolean(t):
-        return lambda value: b"\x01\x01" if value else b"\x01\x00"
-    if pa.types.is_decimal(t):
-        return lambda value: bytes((1, value[15] ^ 0x80)) + value[14::-1]
-    if pa.types.is_floating(t) or pa.types.is_nested(t):
-        return None
-    pack = struct.Struct(_KEY_CODES[t.bit_width]).pack
-    bias = 1 << (t.bit_width - 1)
-    return lambda value: pack(1, value + bias)
-
-
-def _plain_type(t: pa.DataType) -> pa.DataType | None:
-    """Return the type for reading the values of `t`, or None for `t` itself."""
-    if pa.types.is_string(t):
-        return pa.binary()
-    if pa.types.is_decimal(t):
-        return pa.binary(16)
-    if pa.types.is_date(t) or pa.types.is_timestamp(t) or pa.types.is_floating(t):
-        return pa.int32() if t.bit_width == 32 else pa.int64()
-    return None
-
-
-def _zero(t: pa.DataType) -> Any:
+def _zero(dtype: np.dtype[Any] | None) -> Any:
     """Return what is stored under a null."""
-    if pa.types.is_decimal(t):
-        return bytes(16)
-    return b"" if fixed_dtype(t) is None else 0
+    if dtype is None:
+        return b""
+    return bytes(16) if dtype.kind == "V" else 0

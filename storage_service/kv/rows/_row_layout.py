@@ -32,24 +32,12 @@ from streamhouse.core.model.hashing.byte_runs import (
     slice_runs,
     validity_buffer,
 )
+from streamhouse.core.types.registry import type_of
 
-__all__ = ["RowLayout", "fixed_dtype"]
+__all__ = ["RowLayout"]
 
 _U32: Final = np.dtype("<u4")
 _EMPTY: Final = pa.scalar(b"", pa.binary())
-
-
-def fixed_dtype(t: pa.DataType) -> np.dtype[Any] | None:
-    """Return the stored type of a value of type `t`, or None for a variable width."""
-    if pa.types.is_boolean(t):
-        return np.dtype("u1")
-    if pa.types.is_decimal(t):
-        return np.dtype("V16")
-    if pa.types.is_floating(t):
-        return np.dtype(f"<f{t.bit_width // 8}")
-    if pa.types.is_integer(t) or pa.types.is_date(t) or pa.types.is_timestamp(t):
-        return np.dtype(f"<i{t.bit_width // 8}")
-    return None
 
 
 class RowLayout:
@@ -59,7 +47,7 @@ class RowLayout:
         self.types: Final = tuple(types)
         self.prefix_bytes: Final = prefix_bytes
         self.null_bytes: Final = (len(self.types) + 7) // 8
-        dtypes = [fixed_dtype(t) for t in self.types]
+        dtypes = [type_of(t).stored_dtype for t in self.types]
         self._fixed = [(i, d) for i, d in enumerate(dtypes) if d is not None]
         self._varying = [i for i, d in enumerate(dtypes) if d is None]
         fields: list[Any] = [("nulls", "u1", (self.null_bytes,))]
@@ -157,7 +145,6 @@ def _children(t: pa.DataType) -> RowLayout | None:
         return RowLayout([t.key_type, t.item_type])
     if pa.types.is_list(t):
         return RowLayout([t.value_type])
-    assert pa.types.is_string(t) or pa.types.is_binary(t), t
     return None
 
 

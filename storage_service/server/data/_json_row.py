@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
-from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 from urllib.parse import unquote
 
-import pyarrow as pa
-
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.model.table import VERSION_HEADER, TableInfo
-from streamhouse.core.model.values.json_values import json_value, text_reader
+from streamhouse.core.types.registry import type_of
 
 __all__ = ["JsonRows"]
 
@@ -26,7 +22,7 @@ class JsonRows:
         self.headers: Final = ((VERSION_HEADER, info.version),)
         names = [json.dumps(column.name).replace("%", "%%") for column in info.schema.columns]
         self._form: Final = f"{{{', '.join([f'{name}: %s' for name in names])}}}"
-        self._writers: Final = [_writer(column.type) for column in info.schema.columns]
+        self._writers: Final = [type_of(column.type).json_text for column in info.schema.columns]
 
     def text(self, values: Sequence[Any]) -> bytes:
         """Return the values of a row as `json.dumps(row_to_json(row))` writes the row."""
@@ -43,7 +39,7 @@ def _key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
     """
     key = table.descriptor.primary_key
     types = {name: table.schema.column(name, table=str(table.path)).type for name in key}
-    readers = [(name, text_reader(t)) for name, t in types.items()]
+    readers = [(name, type_of(t).value_of_text) for name, t in types.items()]
 
     def read(segments: Sequence[str]) -> dict[str, Any]:
         if len(segments) != len(readers):
@@ -64,16 +60,3 @@ def _key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
         return key_values
 
     return read
-
-
-def _writer(t: pa.DataType) -> Callable[[Any], str]:
-    """Return the function to write a value, which must not be None."""
-    if pa.types.is_integer(t):
-        return repr
-    if pa.types.is_string(t):
-        return encode_basestring_ascii
-    if pa.types.is_timestamp(t) or pa.types.is_date(t):
-        return lambda value: f'"{value.isoformat()}"'
-    if pa.types.is_floating(t):
-        return lambda value: repr(value) if math.isfinite(value) else json.dumps(json_value(value))
-    return lambda value: json.dumps(json_value(value))

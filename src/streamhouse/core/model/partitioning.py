@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from streamhouse.core.errors import InvalidSchemaError, suggestion
 from streamhouse.core.model.schema import Schema
+from streamhouse.core.types.registry import type_of
 
 __all__ = [
     "BATCH_PARTITION_PROPERTY",
@@ -121,7 +122,7 @@ class PartitionField:
             "month": pa.types.is_date(t) or pa.types.is_timestamp(t),
             "day": pa.types.is_date(t) or pa.types.is_timestamp(t),
             "hour": pa.types.is_timestamp(t),
-            "bucket": is_bucketable(t),
+            "bucket": type_of(t).hashes is not None,
             "truncate": integer or text or pa.types.is_decimal(t) or pa.types.is_binary(t),
         }[self.transform]
         if not fits:
@@ -129,18 +130,6 @@ class PartitionField:
                 f"table '{table}': partition field '{self}' does not fit column"
                 f" '{self.column}' of type {t}"
             )
-
-
-def is_bucketable(t: pa.DataType) -> bool:
-    """Whether Iceberg's bucket transform accepts the type (spec, appendix B)."""
-    return bool(
-        pa.types.is_integer(t)
-        or pa.types.is_decimal(t)
-        or pa.types.is_date(t)
-        or pa.types.is_timestamp(t)
-        or pa.types.is_string(t)
-        or pa.types.is_binary(t)
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from streamhouse.core.rows.checked_rows import (
 )
 from streamhouse.core.rows.row_splitter import RowSplitter, castable
 from streamhouse.core.rows.row_text import column_of
+from streamhouse.core.types.registry import type_of
 
 __all__ = ["divide", "divide_rows", "read_rows"]
 
@@ -96,20 +97,10 @@ def divide_rows(
 
 def _column(values: Sequence[Any], t: pa.DataType) -> tuple[pa.Array, Mapping[int, str]]:
     """Return the result of `column_of`, in one step if all values are plainly of the type."""
-    if set(map(type, values)) <= _plain_types(t):
+    if set(map(type, values)) <= type_of(t).json_types | {NoneType}:
         try:
             return pa.array(values, t), {}
         except (pa.ArrowException, ValueError, OverflowError):
             # Reading one by one finds the value that is too large or not a text.
             pass
     return column_of(values, t)
-
-
-def _plain_types(t: pa.DataType) -> frozenset[type]:
-    if pa.types.is_boolean(t):
-        return frozenset((bool, NoneType))
-    if pa.types.is_integer(t):
-        return frozenset((int, NoneType))
-    if pa.types.is_floating(t):
-        return frozenset((int, float, NoneType))
-    return frozenset((str, NoneType)) if pa.types.is_string(t) else frozenset((NoneType,))

@@ -28,8 +28,8 @@ from streamhouse.core.model.lake.limits import LakeLimits
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.calendar import python_value
-from streamhouse.core.model.values.decimals import castable_texts
 from streamhouse.core.rows.checked_rows import CheckedRows, Misfit, Misfits, ReadRows
+from streamhouse.core.types.registry import type_of
 
 __all__ = ["Cast", "RowSplitter", "cast_values", "castable"]
 
@@ -265,37 +265,9 @@ def _cast_array(
 def cast_values(array: pa.Array, t: pa.DataType) -> pa.Array:
     """Return values of type `t`; texts may become numbers, dates and timestamps."""
     is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
-    if not is_text or pa.types.is_string(t):
+    if not is_text or pa.types.is_binary(t) or pa.types.is_nested(t):
         return array.cast(t)
-    array = pc.utf8_trim_whitespace(array)
-    if pa.types.is_decimal(t):
-        return castable_texts(array, t).cast(t)
-    if pa.types.is_integer(t):
-        return _without_hexadecimals(array).cast(t)
-    if pa.types.is_floating(t):
-        return _without_overflow(array, array.cast(t))
-    if pa.types.is_timestamp(t) and t.tz is not None:
-        try:
-            return array.cast(t)
-        except pa.ArrowInvalid:
-            # A text without a zone is a time of UTC.
-            return array.cast(pa.timestamp(t.unit)).cast(pa.int64()).cast(t)
-    return array.cast(t)
-
-
-def _without_hexadecimals(texts: pa.Array) -> pa.Array:
-    """Return the texts; raises for a hexadecimal `0x1f`, which Arrow would accept as a number."""
-    if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
-        raise SchemaMismatchError("a text is no number")
-    return texts
-
-
-def _without_overflow(texts: pa.Array, numbers: pa.Array) -> pa.Array:
-    """Return the numbers; raises if one is infinite and its text writes a finite number."""
-    infinite = texts.filter(pc.is_inf(numbers))
-    if len(infinite) and pc.any(pc.match_substring_regex(infinite, "[0-9]")).as_py():
-        raise SchemaMismatchError("a number is too large")
-    return numbers
+    return type_of(t).values_of_texts(array)
 
 
 def _values(rows: pa.RecordBatch, at: int) -> dict[str, Any]:

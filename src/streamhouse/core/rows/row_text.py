@@ -15,8 +15,8 @@ from streamhouse.core.model.values.decimals import as_decimal, as_integer
 from streamhouse.core.model.values.json_values import (
     as_float,
     row_to_json,
-    text_reader,
 )
+from streamhouse.core.types.registry import type_of
 
 __all__ = ["column_of", "row_of"]
 
@@ -95,7 +95,8 @@ def _value(value: Any, t: pa.DataType) -> Any:
             raise TypeError
         return value
     if isinstance(value, str):
-        return text_reader(t)(value.strip().lower() if pa.types.is_boolean(t) else value)
+        text = value.strip().lower() if pa.types.is_boolean(t) else value
+        return type_of(t).value_of_text(text)
     if isinstance(value, bool) != pa.types.is_boolean(t):
         raise TypeError
     if pa.types.is_decimal(t) and isinstance(value, int | Decimal):

@@ -30,8 +30,8 @@ from streamhouse.core.rows.division import divide
 from streamhouse.core.text.text_rows import (
     TextBounds,
     TextRows,
+    as_values,
     nothing_done,
-    unhexed,
 )
 
 __all__ = ["divide_csv"]
@@ -140,7 +140,7 @@ def _with_all_columns(
             array = array.fill_null("+U")
         elif pa.types.is_binary(table.schema.column(name, table=str(table.path)).type):
             try:
-                array = unhexed(array)
+                array = as_values(array, pa.binary())
             except SchemaMismatchError as error:
                 at = next(i for i, text in enumerate(array) if not _is_hex(text.as_py()))
                 raise InvalidRequestError(

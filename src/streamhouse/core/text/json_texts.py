@@ -31,13 +31,13 @@ from streamhouse.core.text.json_reading import (
     plain_values,
 )
 from streamhouse.core.text.text_rows import as_values, nested_bytes, width_of
+from streamhouse.core.types.registry import type_of
 
 __all__ = [
     "JsonTexts",
     "RowReader",
     "arrow_rows",
     "check_finite",
-    "read_type",
     "runs_of",
 ]
 
@@ -220,7 +220,7 @@ class RowReader:
         self._defaults = defaults or {}
         self._width = width_of(types.values())
         self._read_as: pa.Schema | None = None
-        read_as = {name: read_type(t) for name, t in types.items()}
+        read_as = {name: type_of(t).arrow_json_type for name, t in types.items()}
         if None not in read_as.values():
             self._read_as = pa.schema(list(read_as.items()))
 
@@ -320,33 +320,6 @@ def arrow_rows(
     if unexpected != "error" and not texts.is_strict(first, end):
         return None
     return rows.select(schema.names)
-
-
-def read_type(t: pa.DataType) -> pa.DataType | None:
-    """Return the type with which Arrow reads a column; None if Arrow cannot read the column."""
-    if _is_text(t):
-        return pa.string()
-    if pa.types.is_list(t):
-        # Inside lists and structs, too, Arrow reads dates as numbers and bytes as letters.
-        return t if _is_plain(t.value_type) else None
-    if pa.types.is_struct(t):
-        return t if all(_is_plain(t.field(i).type) for i in range(t.num_fields)) else None
-    return t if _is_plain(t) else None
-
-
-def _is_plain(t: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_boolean(t)
-        or pa.types.is_integer(t)
-        or pa.types.is_float64(t)
-        or pa.types.is_float32(t)
-        or pa.types.is_decimal(t)
-        or pa.types.is_string(t)
-    )
-
-
-def _is_text(t: pa.DataType) -> bool:
-    return bool(pa.types.is_date(t) or pa.types.is_timestamp(t) or pa.types.is_binary(t))
 
 
 def check_finite(array: pa.Array) -> None:

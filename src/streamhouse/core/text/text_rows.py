@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from streamhouse.core.errors import RequestTooLargeError, SchemaMismatchError
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, empty_batch
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.rows.checked_rows import CheckedRows, joined
-from streamhouse.core.rows.row_splitter import cast_values
+from streamhouse.core.types.registry import type_of
 
 __all__ = [
     "TextBounds",
@@ -21,7 +20,6 @@ __all__ = [
     "as_values",
     "nested_bytes",
     "nothing_done",
-    "unhexed",
     "width_of",
 ]
 
@@ -153,38 +151,8 @@ def _width(t: pa.DataType) -> int:
 
 
 def as_values(texts: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return texts as values of type `t`; nulls stay nulls.
+    """Return texts as values of the simple type `t`; nulls stay nulls.
 
     Raises `ArrowInvalid` or `SchemaMismatchError` for a text without a value of `t`.
     """
-    return unhexed(texts) if pa.types.is_binary(t) else cast_values(texts, t)
-
-
-def unhexed(texts: pa.Array) -> pa.Array:
-    """Return hexadecimal texts as bytes; raises `SchemaMismatchError` for other texts."""
-    offset, count = texts.offset, len(texts)
-    _, ends, data = texts.buffers()
-    if not count or data is None:
-        return texts.cast(pa.binary())
-    # A null may have bytes, too.
-    plain = texts.fill_null("") if texts.null_count else texts
-    if plain is not texts:
-        offset = plain.offset
-        _, ends, data = plain.buffers()
-        if data is None:
-            return texts.cast(pa.binary())
-    places = np.frombuffer(ends, np.int32)[offset : offset + count + 1]
-    digits = memoryview(data)[int(places[0]) : int(places[-1])]
-    try:
-        decoded = bytes.fromhex(bytes(digits).decode("ascii"))
-    except ValueError:
-        decoded = b""
-    # Refused are blanks between bytes, and texts of odd lengths with an even total.
-    if 2 * len(decoded) != len(digits) or (places % 2 != places[0] % 2).any():
-        raise SchemaMismatchError("a text is no hexadecimal digits")
-    starts = ((places - places[0]) // 2).astype(np.int32)
-    validity = None
-    if texts.null_count:
-        validity = pa.array(texts.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
-    buffers = [validity, pa.py_buffer(starts.tobytes()), pa.py_buffer(decoded)]
-    return pa.Array.from_buffers(pa.binary(), count, buffers)
+    return type_of(t).values_of_texts(texts)

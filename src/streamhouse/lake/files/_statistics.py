@@ -35,7 +35,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from streamhouse.core.model.bucketing import least_bytes
+from streamhouse.core.types.numbers import least_bytes
 
 __all__ = ["StatisticsPlan", "text_at_least", "text_at_most"]
 

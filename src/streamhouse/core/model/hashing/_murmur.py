@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from streamhouse.core.model.hashing.byte_runs import binary_parts, gather_at
 
-__all__ = ["iceberg_hashes"]
+__all__ = ["hashes_of_bytes", "hashes_of_decimals", "hashes_of_longs"]
 
 Hashes = npt.NDArray[np.uint32]
 
@@ -35,28 +35,14 @@ _CHUNK_ROWS: Final = 16_384
 _NO_WORD: Final = np.zeros(4, dtype=np.uint8)
 
 
-def iceberg_hashes(column: pa.Array) -> Hashes:
-    """Return the hash of every value of a bucketable type; a null has an arbitrary hash."""
-    t = column.type
-    if len(column) == 0:
-        return np.zeros(0, dtype=np.uint32)
-    if pa.types.is_string(t) or pa.types.is_binary(t):
-        # Strings are not decoded, because a string may be malformed UTF-8.
-        data, offsets = binary_parts(column.view(pa.binary()))
-        starts = offsets[:-1].astype(np.int64) - offsets[0]
-        return _of_runs(data[offsets[0] : offsets[-1]], starts, np.diff(offsets).astype(np.int64))
-    if pa.types.is_decimal(t):
-        return _of_decimals(column)
-    return _of_longs(_raw_values(column, np.dtype(f"<i{t.bit_width // 8}")))
+def hashes_of_bytes(column: pa.Array) -> Hashes:
+    """Return the hashes of the values of a binary array."""
+    data, offsets = binary_parts(column)
+    starts = offsets[:-1].astype(np.int64) - offsets[0]
+    return _of_runs(data[offsets[0] : offsets[-1]], starts, np.diff(offsets).astype(np.int64))
 
 
-def _raw_values(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the stored values, including the bytes under nulls."""
-    values = np.frombuffer(column.buffers()[1], dtype=dtype, count=column.offset + len(column))
-    return values[column.offset :]
-
-
-def _of_longs(values: npt.NDArray[np.signedinteger[Any]]) -> Hashes:
+def hashes_of_longs(values: npt.NDArray[Any]) -> Hashes:
     """Return the hashes of numbers, each as eight little-endian bytes."""
     words = np.ascontiguousarray(values, dtype="<i8").view(_WORD).reshape(-1, 2)
     hashes = np.zeros(len(words), dtype=np.uint32)
@@ -69,9 +55,8 @@ def _of_longs(values: npt.NDArray[np.signedinteger[Any]]) -> Hashes:
     return hashes
 
 
-def _of_decimals(column: pa.Array) -> Hashes:
-    """Return the hashes of the shortest big-endian two's complements of unscaled numbers."""
-    stored = _raw_values(column, np.dtype("V16"))
+def hashes_of_decimals(stored: npt.NDArray[Any]) -> Hashes:
+    """Return the hashes of the shortest big-endian two's complements of stored decimals."""
     rows = np.ascontiguousarray(stored.view(np.uint8).reshape(-1, 16)[:, ::-1])
     sign = np.where(rows[:, :1] & 0x80, np.uint8(0xFF), np.uint8(0))
     # A byte is left out if it only repeats the sign of the next byte.

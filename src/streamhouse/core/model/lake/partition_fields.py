@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from streamhouse.core.errors import InvalidSchemaError
 from streamhouse.core.model.lake.facts import LakeRole
-from streamhouse.core.model.partitioning import is_bucketable
 from streamhouse.core.model.schema import BUCKET_COLUMN
 from streamhouse.core.model.table import TableDescriptor, TableInfo
+from streamhouse.core.types.registry import type_of
 
 __all__ = [
     "LakePartitionField",
@@ -70,7 +70,8 @@ def lake_partitioning(
     ]
     key = descriptor.effective_bucket_key
     table = str(descriptor.path)
-    if len(key) == 1 and is_bucketable(descriptor.schema.column(key[0], table=table).type):
+    key_types = [type_of(descriptor.schema.column(name, table=table).type) for name in key]
+    if len(key) == 1 and key_types[0].hashes is not None:
         bucketing = LakePartitionField(
             name=_free_name(f"{key[0]}_bucket", reserved_names, is_identity=False),
             source=key[0],

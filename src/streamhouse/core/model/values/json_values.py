@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,16 +14,11 @@ import pyarrow as pa
 from streamhouse.core.model.values.calendar import (
     FarDate,
     FarTimestamp,
-    date_of_text,
-    timestamp_of_text,
 )
-from streamhouse.core.model.values.decimals import NUMBER, decimal_of_text
 
-__all__ = ["as_float", "json_value", "row_to_json", "text_reader"]
+__all__ = ["as_float", "json_value", "row_to_json"]
 
 _FLOAT32_BITS: Final = 32
-_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
-_NO_NUMBER: Final = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 
 
 def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,53 +48,6 @@ def json_value(value: Any) -> Any:
         case dict():
             return {name: json_value(item) for name, item in value.items()}
     return value
-
-
-def text_reader(t: pa.DataType) -> Callable[[str], Any]:
-    """Return a function which reads a value of the simple type `t` from a text of `json_value`.
-
-    The function raises ValueError or ArithmeticError for any other text.
-    """
-    if pa.types.is_string(t):
-        return str
-    if pa.types.is_binary(t):
-        return bytes.fromhex
-    if pa.types.is_boolean(t):
-        return _boolean
-    if pa.types.is_floating(t):
-        return partial(_float, t=t)
-    if pa.types.is_decimal(t):
-        return partial(decimal_of_text, t=t)
-    if pa.types.is_date(t):
-        return date_of_text
-    if pa.types.is_timestamp(t):
-        return partial(timestamp_of_text, is_utc=t.tz is not None)
-    bound = 1 << (t.bit_width - 1)
-
-    def integer(text: str) -> int:
-        if _INTEGER.fullmatch(text := text.strip()) is None:
-            raise ValueError
-        number = int(text)
-        if not -bound <= number < bound:
-            raise ValueError
-        return number
-
-    return integer
-
-
-def _boolean(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError
-    return text == "true"
-
-
-def _float(text: str, t: pa.DataType) -> float:
-    text = text.strip()
-    if _NO_NUMBER.fullmatch(text):
-        return float(text)
-    if NUMBER.fullmatch(text) is None:
-        raise ValueError
-    return as_float(text, t)
 
 
 def as_float(number: int | float | Decimal | str, t: pa.DataType) -> float:

@@ -1,0 +1,124 @@
+"""Texts and binaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.hashing._murmur import hashes_of_bytes
+from streamhouse.core.types._json_texts import escaped, hexed, quoted
+from streamhouse.core.types.logical_type import NULL_KEY, LogicalType, any_json_text
+
+__all__ = ["Binary", "Text"]
+
+
+class Binary(LogicalType):
+    """binary."""
+
+    json_types: frozenset[type] = frozenset()
+    json_text: Callable[[Any], str] = staticmethod(any_json_text)
+    of_json: Callable[[Any], Any] | None = bytes.fromhex
+    value_of_text: Callable[[str], Any] = bytes.fromhex
+    arrow_json_type = pa.string()
+    stored_dtype = None
+    stored_view: pa.DataType | None = None
+    of_stored: Callable[[bytes], Any] | None = None
+
+    def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
+        return quoted(hexed(column))
+
+    def values_of_texts(self, texts: pa.Array) -> pa.Array:
+        return _unhexed(texts)
+
+    def url_text(self, value: Any) -> str | None:
+        return value.hex() if type(value) is bytes else None
+
+    def hashed_bytes(self, value: Any) -> bytes:
+        return bytes(memoryview(value))
+
+    def key_bytes(self, value: Any) -> bytes:
+        return self.hashed_bytes(value).replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+
+    def stored_key_bytes(self, value: bytes) -> bytes:
+        return b"\x01%b\x00\x00" % value.replace(b"\x00", b"\x00\xff")
+
+    def few_keys(self, column: pa.Array) -> list[bytes]:
+        return [
+            NULL_KEY if v is None else self.stored_key_bytes(v) for v in self.few_hashed(column)
+        ]
+
+    def keys(self, column: pa.Array) -> pa.Array:
+        # Arrow replaces bytes only in strings typed as binary.
+        body = pc.replace_substring(
+            column.cast(pa.binary()), pattern=b"\x00", replacement=b"\x00\xff"
+        )
+        return pc.binary_join_element_wise(b"\x01", body, b"\x00\x00", b"")
+
+    def few_hashed(self, column: pa.Array) -> Sequence[bytes | None]:
+        # Strings are not decoded, because a string may be malformed UTF-8.
+        return column.view(pa.binary()).to_pylist()  # type: ignore[no-any-return]
+
+    def hashes(self, column: pa.Array) -> npt.NDArray[np.uint32]:
+        return hashes_of_bytes(column.view(pa.binary()))
+
+
+class Text(Binary):
+    """string: the UTF-8 bytes are keyed, hashed and stored like a binary."""
+
+    json_types = frozenset((str,))
+    json_text = staticmethod(encode_basestring_ascii)
+    of_json = None
+    value_of_text = str
+    stored_view = pa.binary()
+    of_stored = staticmethod(bytes.decode)
+
+    def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
+        return quoted(escaped(column.cast(pa.large_string())))
+
+    def values_of_texts(self, texts: pa.Array) -> pa.Array:
+        return texts.cast(self.arrow)
+
+    def url_text(self, value: Any) -> str | None:
+        return value if type(value) is str else None
+
+    def hashed_bytes(self, value: Any) -> bytes:
+        if not isinstance(value, str):
+            raise TypeError
+        return value.encode()
+
+
+def _unhexed(texts: pa.Array) -> pa.Array:
+    """Return hexadecimal texts as bytes; raises `SchemaMismatchError` for other texts."""
+    offset, count = texts.offset, len(texts)
+    _, ends, data = texts.buffers()
+    if not count or data is None:
+        return texts.cast(pa.binary())
+    # A null may have bytes, too.
+    plain = texts.fill_null("") if texts.null_count else texts
+    if plain is not texts:
+        offset = plain.offset
+        _, ends, data = plain.buffers()
+        if data is None:
+            return texts.cast(pa.binary())
+    places = np.frombuffer(ends, np.int32)[offset : offset + count + 1]
+    digits = memoryview(data)[int(places[0]) : int(places[-1])]
+    try:
+        decoded = bytes.fromhex(bytes(digits).decode("ascii"))
+    except ValueError:
+        decoded = b""
+    # Refused are blanks between bytes, and texts of odd lengths with an even total.
+    if 2 * len(decoded) != len(digits) or (places % 2 != places[0] % 2).any():
+        raise SchemaMismatchError("a text is no hexadecimal digits")
+    starts = ((places - places[0]) // 2).astype(np.int32)
+    validity = None
+    if texts.null_count:
+        validity = pa.array(texts.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
+    buffers = [validity, pa.py_buffer(starts.tobytes()), pa.py_buffer(decoded)]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)

@@ -1,0 +1,136 @@
+"""A logical type: a column's type with every form that values of the type have in the system.
+
+`LogicalType` lists the forms. A form is a method, a function of a value or a column, or a fact;
+None and `no_form` say that the type has no such form. A class that lacks an entry fails mypy and
+`tests/unit/core/types`. `registry` gives the logical type of an Arrow type (decision 28).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.core.model.values.json_values import json_value
+
+__all__ = [
+    "NULL_KEY",
+    "LogicalType",
+    "OutsideOfPythonError",
+    "any_json_text",
+    "fixed_width_keys",
+    "no_form",
+    "raw_values",
+    "trimmed",
+]
+
+NULL_KEY: Final = b"\x00"
+"""A null as a part of a key; the byte `01` begins every other value."""
+
+
+class OutsideOfPythonError(ValueError):
+    """A date or timestamp that Python cannot hold."""
+
+
+class LogicalType(Protocol):
+    """The forms of one type of column, with the canonical Arrow type `arrow`."""
+
+    arrow: pa.DataType
+
+    def __init__(self, arrow: pa.DataType) -> None:
+        self.arrow = arrow
+
+    # -- JSON and texts: `model.values.json_values` says what they are -------------------------
+
+    json_types: frozenset[type]
+    """The types of JSON's values that Arrow takes without a change."""
+    json_texts: Callable[[pa.Array], pa.LargeStringArray]
+    """Every value of a column as JSON; a null stays null."""
+    json_text: Callable[[Any], str]
+    """A Python value as JSON."""
+    of_json: Callable[[Any], Any] | None
+    """A value read from JSON as the Python value that Arrow gives; None for the identity.
+    Raises `OutsideOfPythonError` for a time that Python cannot hold."""
+    value_of_text: Callable[[str], Any]
+    """The value of a text of `json_value`; raises ValueError or ArithmeticError for another."""
+    values_of_texts: Callable[[pa.Array], pa.Array]
+    """The values of texts; raises `ArrowInvalid` or `SchemaMismatchError` for another text."""
+    url_text: Callable[[Any], str | None]
+    """A Python value as a part of a URL; None for a value of another type."""
+    arrow_json_type: pa.DataType | None
+    """The type with which Arrow reads a column of JSON; None if Arrow cannot read the column."""
+
+    # -- keys: `model.bucketing.encode_key` says what the bytes are ----------------------------
+
+    key_bytes: Callable[[Any], bytes]
+    """A Python value as part of a key, without the byte that marks a value. Raises TypeError,
+    ValueError, OverflowError or a decimal signal for a value of another type."""
+    stored_key_bytes: Callable[[Any], bytes] | None
+    """A stored value as part of a key, with the byte that marks a value."""
+    few_keys: Callable[[pa.Array], list[bytes]] | None
+    """The parts of keys of few rows; None where kernels are faster."""
+    keys: Callable[[pa.Array], pa.Array]
+    """The parts of keys of many rows; a null may stay null."""
+
+    # -- buckets: Iceberg's hash (spec, appendix B); None where the transform refuses the type ----
+
+    hashed_bytes: Callable[[Any], bytes] | None
+    """The bytes that Iceberg hashes of a Python value."""
+    few_hashed: Callable[[pa.Array], Sequence[bytes | None]] | None
+    """The bytes that Iceberg hashes of few rows; None where kernels are faster."""
+    hashes: Callable[[pa.Array], npt.NDArray[np.uint32]] | None
+    """The hash of every value; a null has an arbitrary hash."""
+
+    # -- rows by key: `storage_service/kv/rows/_row_layout.py` says what the bytes are -----------
+
+    stored_dtype: np.dtype[Any] | None
+    """The type of a stored value; None for a variable width."""
+    stored_view: pa.DataType | None
+    """The Arrow type that shows stored values as Python values; None for `arrow` itself."""
+    of_stored: Callable[[Any], Any] | None
+    """A stored value as Python value; None for the identity."""
+
+
+def trimmed(texts: pa.Array) -> pa.Array:
+    """Return texts without the blanks around them."""
+    return pc.utf8_trim_whitespace(texts)
+
+
+def no_form(value: Any) -> Any:
+    """Raise TypeError: callers never ask for a form that a type lacks."""
+    raise TypeError(f"a value of this type has no such form: {str(value)[:80]}")
+
+
+def any_json_text(value: Any) -> str:
+    """Return a Python value of any type as JSON."""
+    return json.dumps(json_value(value))
+
+
+def raw_values(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return the stored values, including the bytes under nulls."""
+    data = column.buffers()[1]
+    if data is None:
+        return np.zeros(len(column), dtype=dtype)
+    return np.frombuffer(data, dtype=dtype, count=column.offset + len(column))[column.offset :]
+
+
+def fixed_width_keys(column: pa.Array, numbers: npt.NDArray[Any]) -> pa.Array:
+    """Return big-endian numbers, or rows of bytes, as parts of keys; null where `column` is."""
+    if numbers.ndim == 1:
+        big_endian = numbers.astype(numbers.dtype.newbyteorder(">"))
+        numbers = big_endian.view(np.uint8).reshape(-1, numbers.dtype.itemsize)
+    rows = np.empty((len(column), numbers.shape[1] + 1), dtype=np.uint8)
+    rows[:, 0] = 1
+    rows[:, 1:] = numbers
+    offsets = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
+    encoded = pa.Array.from_buffers(
+        pa.binary(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
+    )
+    if column.null_count == 0:
+        return encoded
+    return pc.if_else(column.is_valid(), encoded, pa.scalar(None, pa.binary()))

@@ -1,0 +1,190 @@
+"""Booleans, floats and decimals."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.hashing._murmur import hashes_of_decimals
+from streamhouse.core.model.values.decimals import NUMBER, castable_texts, decimal_of_text
+from streamhouse.core.model.values.json_values import as_float
+from streamhouse.core.types._json_texts import float_texts, quoted
+from streamhouse.core.types.logical_type import (
+    LogicalType,
+    any_json_text,
+    fixed_width_keys,
+    no_form,
+    raw_values,
+    trimmed,
+)
+
+__all__ = ["Boolean", "DecimalNumber", "Float", "least_bytes"]
+
+_NO_NUMBER: Final = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
+# Without a largest exponent, `1E+999999` would become a number of a million digits.
+_EXACT: Final = Context(prec=80, Emax=80, traps=[Inexact, InvalidOperation])
+
+
+class Boolean(LogicalType):
+    """boolean."""
+
+    json_types = frozenset((bool,))
+    json_text = staticmethod(any_json_text)
+    of_json = None
+    arrow_json_type = pa.bool_()
+
+    def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
+        return column.cast(pa.large_string())
+
+    def value_of_text(self, text: str) -> bool:
+        if text not in ("true", "false"):
+            raise ValueError
+        return text == "true"
+
+    def values_of_texts(self, texts: pa.Array) -> pa.Array:
+        return trimmed(texts).cast(self.arrow)
+
+    def url_text(self, value: Any) -> str | None:
+        return str(value).lower() if type(value) is bool else None
+
+    hashed_bytes = few_hashed = hashes = few_keys = None
+    stored_dtype = np.dtype("u1")
+    stored_view = of_stored = None
+
+    def key_bytes(self, value: Any) -> bytes:
+        if not isinstance(value, bool):
+            raise TypeError
+        return b"\x01" if value else b"\x00"
+
+    def stored_key_bytes(self, value: bool) -> bytes:
+        return b"\x01\x01" if value else b"\x01\x00"
+
+    def keys(self, column: pa.Array) -> pa.Array:
+        return fixed_width_keys(column, np.asarray(column.cast(pa.uint8()).fill_null(0).to_numpy()))
+
+
+class Float(LogicalType):
+    """float and double: no keys of tables, but parts of the keys that divide rows."""
+
+    json_types = frozenset((int, float))
+    json_texts = staticmethod(float_texts)
+    # What JSON does not have is a text.
+    of_json = float
+    url_text = key_bytes = staticmethod(no_form)
+    hashed_bytes = few_hashed = hashes = few_keys = stored_key_bytes = None
+
+    def __init__(self, arrow: pa.DataType) -> None:
+        super().__init__(arrow)
+        is_single = arrow.bit_width == 32
+        self.arrow_json_type = arrow
+        self.stored_dtype = np.dtype("<f4" if is_single else "<f8")
+        self.stored_view = pa.int32() if is_single else pa.int64()
+        self._codes: Final = ("<i", "<f") if is_single else ("<q", "<d")
+
+    def json_text(self, value: float) -> str:
+        return repr(value) if math.isfinite(value) else any_json_text(value)
+
+    def value_of_text(self, text: str) -> float:
+        text = text.strip()
+        if _NO_NUMBER.fullmatch(text):
+            return float(text)
+        if NUMBER.fullmatch(text) is None:
+            raise ValueError
+        return as_float(text, self.arrow)
+
+    def values_of_texts(self, texts: pa.Array) -> pa.Array:
+        texts = trimmed(texts)
+        numbers = texts.cast(self.arrow)
+        # A text of a finite number is not infinite.
+        infinite = texts.filter(pc.is_inf(numbers))
+        if len(infinite) and pc.any(pc.match_substring_regex(infinite, "[0-9]")).as_py():
+            raise SchemaMismatchError("a number is too large")
+        return numbers
+
+    def keys(self, column: pa.Array) -> pa.Array:
+        floats = raw_values(column, self.stored_dtype)
+        size = floats.itemsize
+        sign = np.array(1 << (size * 8 - 1), f"u{size}")
+        # -0.0 and 0.0 are the same key, and all NaNs are the same key.
+        floats = np.where(floats == 0, np.zeros_like(floats), floats)
+        bits = np.where(np.isnan(floats), np.full_like(floats, np.nan), floats).view(sign.dtype)
+        return fixed_width_keys(column, np.where(bits & sign, ~bits, bits ^ sign))
+
+    def of_stored(self, value: int) -> float:
+        number: float = struct.unpack(self._codes[1], struct.pack(self._codes[0], value))[0]
+        return number
+
+
+class DecimalNumber(LogicalType):
+    """decimal: an unscaled number of 128 bits."""
+
+    json_types = frozenset()
+    json_text = staticmethod(any_json_text)
+    of_json = Decimal
+    few_keys = few_hashed = None
+    stored_dtype = np.dtype("V16")
+    stored_view = pa.binary(16)
+
+    def __init__(self, arrow: pa.DataType) -> None:
+        super().__init__(arrow)
+        self.arrow_json_type = arrow
+
+    def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
+        return quoted(column.cast(pa.string()))
+
+    def value_of_text(self, text: str) -> Decimal:
+        return decimal_of_text(text, self.arrow)
+
+    def values_of_texts(self, texts: pa.Array) -> pa.Array:
+        return castable_texts(trimmed(texts), self.arrow).cast(self.arrow)
+
+    def url_text(self, value: Any) -> str | None:
+        if type(value) is not Decimal:
+            return None
+        _, digits, exponent = value.as_tuple()
+        is_plain = exponent == -self.arrow.scale and len(digits) <= self.arrow.precision
+        return f"{value:f}" if is_plain else None
+
+    def _unscaled(self, value: Any) -> int:
+        return int(_EXACT.to_integral_exact(_EXACT.scaleb(Decimal(value), self.arrow.scale)))
+
+    def key_bytes(self, value: Any) -> bytes:
+        # An integer first: `abs` of a Decimal rounds to 28 digits.
+        unscaled = self._unscaled(value)
+        if abs(unscaled) >= 10**self.arrow.precision:
+            raise OverflowError
+        return (unscaled + (1 << 127)).to_bytes(16, "big")
+
+    def stored_key_bytes(self, value: bytes) -> bytes:
+        return bytes((1, value[15] ^ 0x80)) + value[14::-1]
+
+    def keys(self, column: pa.Array) -> pa.Array:
+        raw = raw_values(column, self.stored_dtype).view(np.uint8).reshape(-1, 16)
+        big_endian = raw[:, ::-1].copy()
+        big_endian[:, 0] ^= 0x80
+        return fixed_width_keys(column, big_endian)
+
+    def hashed_bytes(self, value: Any) -> bytes:
+        return least_bytes(self._unscaled(value))
+
+    def hashes(self, column: pa.Array) -> npt.NDArray[np.uint32]:
+        return hashes_of_decimals(raw_values(column, self.stored_dtype))
+
+    def of_stored(self, value: bytes) -> Decimal:
+        unscaled = int.from_bytes(value, "little", signed=True)
+        return _EXACT.scaleb(Decimal(unscaled), -self.arrow.scale)
+
+
+def least_bytes(number: int) -> bytes:
+    """Return the shortest big-endian two's complement of a number."""
+    bits = (number if number >= 0 else ~number).bit_length() + 1
+    return number.to_bytes((bits + 7) // 8, "big", signed=True)

@@ -1,0 +1,123 @@
+"""Arrays, structs and maps, and the logical type of every Arrow type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.core.model.casts.nested import entries_of
+from streamhouse.core.types._bytes import Binary, Text
+from streamhouse.core.types._json_texts import list_texts, pair_texts, struct_texts
+from streamhouse.core.types._whole_numbers import Date, Integer, Timestamp
+from streamhouse.core.types.logical_type import LogicalType, any_json_text, no_form
+from streamhouse.core.types.numbers import Boolean, DecimalNumber, Float
+
+__all__ = ["CLASSES", "struct_json", "type_of"]
+
+
+class _Nested(LogicalType):
+    json_types = frozenset()
+    json_text = staticmethod(any_json_text)
+    value_of_text = values_of_texts = url_text = key_bytes = keys = staticmethod(no_form)
+    stored_key_bytes = few_keys = None
+    hashed_bytes = few_hashed = hashes = None
+    stored_dtype = stored_view = of_stored = None
+
+
+class Array(_Nested):
+    """array."""
+
+    def __init__(self, arrow: pa.DataType) -> None:
+        super().__init__(arrow)
+        self._element: Final = type_of(arrow.value_type)
+        self.of_json = None if self._element.of_json is None else self._list_of_json
+        # Inside lists and structs Arrow reads dates as numbers and bytes as letters.
+        self.arrow_json_type = arrow if self._element.arrow_json_type == arrow.value_type else None
+
+    def _list_of_json(self, value: Sequence[Any]) -> list[Any]:
+        return [_of_json(item, self._element) for item in value]
+
+    def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
+        return list_texts(column, self._element.json_texts(column.flatten()))
+
+
+class Struct(_Nested):
+    """struct."""
+
+    def __init__(self, arrow: pa.DataType) -> None:
+        super().__init__(arrow)
+        self._fields: Final = {field.name: type_of(field.type) for field in arrow}
+        is_plain = all(t.arrow_json_type == t.arrow for t in self._fields.values())
+        self.arrow_json_type = arrow if is_plain else None
+
+    def of_json(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: _of_json(value[name], t) for name, t in self._fields.items()}
+
+    def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
+        texts = struct_json([*self._fields], column.flatten())
+        return pc.if_else(column.is_valid(), texts, None)
+
+
+class Map(_Nested):
+    """map."""
+
+    arrow_json_type = None
+
+    def __init__(self, arrow: pa.DataType) -> None:
+        super().__init__(arrow)
+        self._key, self._item = type_of(arrow.key_type), type_of(arrow.item_type)
+
+    def of_json(self, value: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        return [(_of_json(k, self._key), _of_json(v, self._item)) for k, v in value]
+
+    def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
+        entries = entries_of(column)
+        keys, items = entries.flatten().flatten()
+        return list_texts(
+            entries, pair_texts(self._key.json_texts(keys), self._item.json_texts(items))
+        )
+
+
+def _of_json(value: Any, t: LogicalType) -> Any:
+    return value if value is None or t.of_json is None else t.of_json(value)
+
+
+def struct_json(names: Sequence[str], columns: Sequence[pa.Array]) -> pa.LargeStringArray:
+    """Return every row of columns as a JSON object."""
+    return struct_texts(names, [type_of(column.type).json_texts(column) for column in columns])
+
+
+CLASSES: Final[dict[int, type[LogicalType]]] = {
+    pa.lib.Type_BOOL: Boolean,
+    pa.lib.Type_INT8: Integer,
+    pa.lib.Type_INT16: Integer,
+    pa.lib.Type_INT32: Integer,
+    pa.lib.Type_INT64: Integer,
+    pa.lib.Type_FLOAT: Float,
+    pa.lib.Type_DOUBLE: Float,
+    pa.lib.Type_DECIMAL128: DecimalNumber,
+    pa.lib.Type_STRING: Text,
+    pa.lib.Type_BINARY: Binary,
+    pa.lib.Type_DATE32: Date,
+    pa.lib.Type_TIMESTAMP: Timestamp,
+    pa.lib.Type_LIST: Array,
+    pa.lib.Type_MAP: Map,
+    pa.lib.Type_STRUCT: Struct,
+}
+"""The class of each canonical type, by the number of its Arrow type."""
+_SIMPLE: Final[dict[int, LogicalType]] = {
+    t.id: CLASSES[t.id](t)
+    for t in (
+        *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+        *(pa.string(), pa.binary(), pa.date32()),
+    )
+}
+
+
+def type_of(t: pa.DataType) -> LogicalType:
+    """Return the logical type of a canonical Arrow type; raises KeyError for another type."""
+    simple = _SIMPLE.get(t.id)
+    return CLASSES[t.id](t) if simple is None else simple
