@@ -1,12 +1,12 @@
 """The client for programs with an event loop: the same calls, awaited.
 
-Each call is one of `StreamhouseClient`, made on one of a bounded number of threads;
+Each call is a call of `StreamhouseClient` on one of a bounded number of threads;
 `docs/decisions/0024-the-async-client-runs-the-calls-of-the-other.md` says why.
 
 Invariants:
-- there is one client: what is retried, where requests go and what errors say is the same
-- a cancelled call ends at once, and closes its connection instead of keeping half an answer in it
-- a batch of a subscription is taken in the loop's own thread, so that no cancellation loses it
+- both clients share the code: retries, routes and messages are the same
+- a cancelled call ends at once, and closes its connection, which may have half an answer
+- a batch of a subscription is taken in the loop's own thread, so that no cancellation loses a batch
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamhouse.client import (
     Subscription,
     Transaction,
     TransactionStatus,
-    taken_now,
+    poll_now,
 )
 from streamhouse.core.errors import InvalidRequestError
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncScan", "AsyncStreamhouseClient", "AsyncSubscription", "AsyncTransaction"]
 
 CALLS_MAX: Final = 32
-"""Under way at a time; further calls wait for their turn."""
+"""Calls under way at a time; further calls wait for their turn."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -51,7 +51,7 @@ _B = TypeVar("_B")
 def _awaited(
     call: Callable[Concatenate[StreamhouseClient, _P], _T],
 ) -> Callable[Concatenate[AsyncStreamhouseClient, _P], Coroutine[Any, Any, _T]]:
-    """Return a call of the client as one that is awaited."""
+    """Return a call of the client as a coroutine function."""
 
     async def awaited(self: AsyncStreamhouseClient, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await self.run(lambda: call(self.client, *args, **kwargs))
@@ -63,7 +63,7 @@ def _awaited(
 class AsyncStreamhouseClient:
     """A connection to a Streamhouse service, for programs with an event loop.
 
-    Takes what `StreamhouseClient` takes, and has its calls. Close it, or use it in `async with`.
+    Has the arguments and calls of `StreamhouseClient`. Close it, or use it in `async with`.
 
         async with AsyncStreamhouseClient() as client:
             await client.append("clicks", [{"id": 1}, {"id": 2}])
@@ -82,7 +82,7 @@ class AsyncStreamhouseClient:
         self.client: Final = StreamhouseClient(
             endpoint, token=token, timeout_s=timeout_s, ca_file=ca_file
         )
-        """What makes the calls; a call of its own blocks."""
+        """The blocking client behind the calls."""
         self._is_closed = False
         self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="streamhouse-async")
 
@@ -108,10 +108,10 @@ class AsyncStreamhouseClient:
         self.client.close()
 
     async def run(self, call: Callable[[], _T]) -> _T:
-        """Return what `call` returns, which may block on calls of `client`; for those not here.
+        """Run `call`, which may block on calls of `client`, and return its result.
 
-        When it is cancelled, what `call` asks of the service breaks off. Whether a write that was
-        cancelled is stored is unknown, as after any connection that broke.
+        For calls that this class lacks. A cancellation breaks off the requests of `call`. Whether a
+        cancelled write is stored is unknown, as after any broken connection.
         """
         if self._is_closed:
             raise self._refusal()
@@ -124,7 +124,7 @@ class AsyncStreamhouseClient:
         except asyncio.CancelledError:
             stop.set()
             task = asyncio.current_task()
-            # It had not begun when the client was closed; nobody has cancelled who awaits it.
+            # The call had not begun when the client was closed; nobody cancelled its task.
             if waiting.cancelled() and not (task and task.cancelling()):
                 raise self._refusal() from None
             raise
@@ -168,7 +168,7 @@ class AsyncStreamhouseClient:
         args: Sequence[Any] | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> pa.Table:
-        """Return what a SELECT in DuckDB's SQL finds, as `StreamhouseClient.query` does."""
+        """Return the rows of a SELECT in DuckDB's SQL, as `StreamhouseClient.query` does."""
         return await self.run(lambda: self.client.query(statement, args, **options))
 
     async def scan(self, path: str, **options: Any) -> AsyncScan:
@@ -179,15 +179,15 @@ class AsyncStreamhouseClient:
         """Follow a table, or several, as `StreamhouseClient.subscribe` does; `async for` it."""
 
         def subscribed() -> Subscription[Any]:
-            made: Subscription[Any] = self.client.subscribe(path, **options)
-            return made
+            subscription: Subscription[Any] = self.client.subscribe(path, **options)
+            return subscription
 
         return AsyncSubscription(await self.run(subscribed), self)
 
     async def begin_transaction(self, path: str, **options: Any) -> AsyncTransaction:
         """Begin a transaction, as `StreamhouseClient.begin_transaction` does."""
-        begun = await self.run(lambda: self.client.begin_transaction(path, **options))
-        return AsyncTransaction(begun, self)
+        transaction = await self.run(lambda: self.client.begin_transaction(path, **options))
+        return AsyncTransaction(transaction, self)
 
 
 class AsyncScan:
@@ -201,7 +201,7 @@ class AsyncScan:
         """The Arrow schema of every batch."""
         self._scan = scan
         self._client = client
-        # A cancelled wait may still read when the next one comes, or `aclose`.
+        # A cancelled wait may still be reading when the next wait, or `aclose`, begins.
         self._turn = threading.Lock()
         self._is_broken = False
 
@@ -229,14 +229,14 @@ class AsyncScan:
         return batch
 
     async def aclose(self) -> None:
-        """End the reading; nothing is open and no row is kept afterwards."""
+        """End the reading; afterwards nothing is open and no row is in memory."""
         await asyncio.to_thread(self._close)
 
     def _next(self) -> pa.RecordBatch | None:
         with self._turn:
             if self._is_broken:
                 self._scan.close()
-            # Closed, it refuses with a sentence.
+            # A closed scan raises a sentence.
             return next(self._scan, None)
 
     def _close(self) -> None:
@@ -268,13 +268,13 @@ class AsyncSubscription(Generic[_B]):
 
     async def __anext__(self) -> _B:
         """Wait for the next batch; the iteration ends when the subscription is closed."""
-        # Other tasks get their turn also while batches are always there.
+        # Other tasks get their turn also while batches are always ready.
         await asyncio.sleep(0)
         while not self._subscription.is_closed:
-            # Looked at after it is cleared: what comes in between wakes again.
+            # Cleared before the poll: a batch that arrives in between sets it again.
             self._ready.clear()
             try:
-                batch = taken_now(self._subscription)
+                batch = poll_now(self._subscription)
             except BaseException:
                 await self.aclose()
                 raise
@@ -286,24 +286,26 @@ class AsyncSubscription(Generic[_B]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended, by `aclose`, by its client's, or by a failure that was raised."""
+        """Whether the subscription has ended: by `aclose`, by the client's `aclose`, or by a
+        failure.
+        """
         return self._subscription.is_closed
 
     async def commit(self) -> None:
-        """Say that every batch that was handed out so far is read; durable on return."""
+        """Report every batch delivered so far as read; durable on return."""
         await self._client.run(self._subscription.commit)
 
     async def aclose(self) -> None:
-        """End it: who waits for a batch returns."""
+        """End the subscription and all waits for batches."""
         await asyncio.to_thread(self._subscription.close)
 
 
 class AsyncTransaction:
-    """One transaction of one table; at the end of `async with` it is aborted unless committed."""
+    """A transaction of one table; the end of `async with` aborts an uncommitted transaction."""
 
     def __init__(self, transaction: Transaction, client: AsyncStreamhouseClient) -> None:
         self.transaction: Final = transaction
-        """What makes the calls; a call of its own blocks."""
+        """The blocking transaction behind the calls."""
         self._client = client
 
     def __repr__(self) -> str:
@@ -316,7 +318,7 @@ class AsyncTransaction:
         await self._client.run(lambda: self.transaction.__exit__(kind, error, trace))
 
     async def stage(self, data: Rows) -> str:
-        """Store rows durably, seen by nobody; return what names them in `commit`."""
+        """Store rows durably but invisibly; return the name of the part for `commit`."""
         return await self._client.run(lambda: self.transaction.stage(data))
 
     async def commit(
@@ -335,11 +337,11 @@ class AsyncTransaction:
         )
 
     async def abort(self) -> TransactionStatus:
-        """Drop what is staged; return the status, which is not `aborted` if it is committed."""
+        """Drop the staged rows; return the status, which is not `aborted` after a commit."""
         return await self._client.run(self.transaction.abort)
 
 
 def _wake(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
-    # A loop that has ended waits for nothing.
+    # A loop that has ended has no waiting task.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(ready.set)

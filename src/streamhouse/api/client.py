@@ -1,4 +1,4 @@
-"""The client applications use: the storage service's, plus reading both tiers without Spark."""
+"""The client of applications: the service's client, plus reads of log and lake without Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["StreamhouseClient"]
 
 
 class StreamhouseClient(ApplicationClient):
-    """A connection to a Streamhouse service; see `ApplicationClient` for the rest."""
+    """A connection to a Streamhouse service; see `ApplicationClient` for other calls."""
 
     def read(
         self,
@@ -42,7 +42,7 @@ class StreamhouseClient(ApplicationClient):
     ) -> pa.Table:
         """Return a table's rows, lake and log together, as of one instant.
 
-        Rows come in no particular order. Everything is read into memory.
+        Rows come in no particular order. All rows are read into memory.
 
         Args:
             path: `database.table`, or a part of it as in `database.table$log`.
@@ -50,7 +50,7 @@ class StreamhouseClient(ApplicationClient):
             where: only rows for which this SQL predicate is true.
             options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
-        # Applications that only write never load what reading the lake needs.
+        # Applications that only write never import the modules for reading the lake.
         from streamhouse.reading.plan.table_read import read_table
 
         return read_table(StorageClient.of(self), self._read_options(path, columns, where, options))
@@ -64,10 +64,10 @@ class StreamhouseClient(ApplicationClient):
         limit: int | None = None,
         **options: object,
     ) -> TableScan:
-        """Read a table's rows batch after batch: those of `read`, in bounded memory.
+        """Read a table's rows batch after batch: the rows of `read`, in bounded memory.
 
-        The rows are those of the instant of the call, also while others write. They come in no
-        particular order. What takes Arrow streams takes the result: pyarrow, DuckDB, Polars.
+        The rows are as of the instant of the call, also during writes, in no particular order.
+        Any consumer of Arrow streams takes the result: pyarrow, DuckDB, Polars.
 
             with client.scan("shop.orders", columns=["id"], where="price > 100") as rows:
                 for batch in rows:
@@ -77,20 +77,20 @@ class StreamhouseClient(ApplicationClient):
             path: `database.table`, or a part of it as in `database.table$log`.
             columns: only these columns, in this order.
             where: only rows for which this SQL predicate is true.
-            limit: no more rows than this; any of them.
+            limit: at most this many rows, in no particular choice.
             options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
         from streamhouse.reading.plan.table_read import scan_table
 
-        given = self._read_options(path, columns, where, options)
-        return scan_table(StorageClient.of(self), given, limit=limit)
+        read_options = self._read_options(path, columns, where, options)
+        return scan_table(StorageClient.of(self), read_options, limit=limit)
 
     def count(self, path: str, *, where: str | None = None, **options: object) -> int:
         """Count a table's rows as of one instant.
 
-        The service knows how many keys a primary key table has. Rows of a log are counted by their
-        offsets, and files of the lake by what the lake says of them. Rows are read only where those
-        do not tell: with `where`, and of an earlier instant.
+        The service counts the keys of a primary key table. Rows of a log are counted by
+        offsets, rows of lake files by the lake's metadata. Rows are read only with `where`, or for
+        an earlier instant.
 
             client.count("shop.orders")
 
@@ -101,11 +101,11 @@ class StreamhouseClient(ApplicationClient):
         """
         from streamhouse.reading.plan.table_read import count_rows
 
-        given = self._read_options(path, None, where, options)
-        is_whole = where is None and not options and not given.connection.name.part
+        read_options = self._read_options(path, None, where, options)
+        is_whole = where is None and not options and not read_options.connection.name.part
         if is_whole and self.describe_table(path).is_primary_key_table:
             return super().count(path)
-        return count_rows(StorageClient.of(self), given)
+        return count_rows(StorageClient.of(self), read_options)
 
     def query(
         self,
@@ -115,22 +115,22 @@ class StreamhouseClient(ApplicationClient):
         memory_limit: str | None = None,
         **options: object,
     ) -> pa.Table:
-        """Return what a SELECT in DuckDB's SQL finds; `pip install 'pyspark-streamhouse[sql]'`.
+        """Return the rows of a SELECT in DuckDB's SQL; `pip install 'pyspark-streamhouse[sql]'`.
 
         Tables of the service are named `database.table`, or `table` in the default database (for
-        DuckDB `default` is a word of its own: `"default"`), with a part `database."table$part"`. Of
-        each only the columns and rows are read that the statement needs, as of one instant a table;
-        the result is in memory as a whole. Times without a zone are in UTC, or in `timeZone`.
+        DuckDB `default` is a keyword: `"default"`), with a part `database."table$part"`. Only the
+        needed columns and rows are read, each table as of one instant; the whole result is in
+        memory. Times without a zone are in UTC, or in `timeZone`.
 
             client.query("SELECT region, sum(price) FROM shop.orders GROUP BY region")
             client.query("SELECT * FROM shop.orders WHERE id = ?", [7])
 
         Args:
-            statement: one SELECT, with joins, CTEs and all that DuckDB has, also its own files as
-                in `FROM 'prices.parquet'`.
-            args: values of `?`, or by name of `$name`.
-            memory_limit: how much memory DuckDB may take, as in `"8GB"`, by default `2GB`; beyond
-                that it uses temporary files.
+            statement: one SELECT, with joins, CTEs and all else of DuckDB, also files as in
+                `FROM 'prices.parquet'`.
+            args: values of `?`, or a mapping with the values of `$name`.
+            memory_limit: the most memory of DuckDB, as in `"8GB"`, by default `2GB`; beyond
+                the limit DuckDB uses temporary files.
             options: options of Spark's batch read for every table, as in
                 `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
@@ -149,19 +149,21 @@ class StreamhouseClient(ApplicationClient):
     ) -> ReadOptions:
         from streamhouse.reading.options.options import BATCH, as_options, read_options
 
-        given = as_options(options) | self._asked(path, columns, where)
-        return read_options(given, use=BATCH)
+        all_options = as_options(options) | self._format_options(path, columns, where)
+        return read_options(all_options, use=BATCH)
 
-    def _asked(self, path: str, columns: Sequence[str] | None, where: str | None) -> dict[str, str]:
+    def _format_options(
+        self, path: str, columns: Sequence[str] | None, where: str | None
+    ) -> dict[str, str]:
         """Return a read's arguments as options of the format."""
         from streamhouse.reading.options.quoted_names import quoted_list
 
-        asked = {"table": path, "endpoint": self.endpoint}
+        format_options = {"table": path, "endpoint": self.endpoint}
         if columns is not None:
-            asked["columns"] = quoted_list(names(columns, argument="columns"))
+            format_options["columns"] = quoted_list(names(columns, argument="columns"))
         if where is not None:
-            asked["where"] = where
-        return asked
+            format_options["where"] = where
+        return format_options
 
     @overload
     def subscribe(
@@ -186,7 +188,7 @@ class StreamhouseClient(ApplicationClient):
         where: str | None = None,
     ) -> Subscription[TableBatch]: ...
 
-    # A token, a time, path -> start, or JSON text: what they say decides.
+    # A token, a time, path -> start, or JSON text: the value decides.
     @overload
     def subscribe(
         self,
@@ -209,29 +211,29 @@ class StreamhouseClient(ApplicationClient):
         consumer: str | None = None,
         where: str | None = None,
     ) -> Subscription[Any]:
-        """Follow a table, or several: batches of rows as they become durable, for ever.
+        """Follow a table, or several: batches of rows as they become durable, without end.
 
-        What is returned is iterated over, polled, closed from any thread, and closed with the
-        client; a batch says its `table`.
+        Iterate over the result, or poll it; any thread may close it, and so does the client. A
+        batch names its `table`.
 
-        `start` takes what option `startingOffsets` of a read does, and `committed`: `latest`,
+        `start` takes the values of a read's option `startingOffsets`, and `committed`: `latest`,
         `earliest` (the log's oldest row), a time, or bucket -> offset, as in `{0: 12, 1: "latest"}`
-        or its JSON text, for only those buckets. Such offsets are of the table that has the name
-        now, unless they know theirs, as offsets of batches do, and `{"table_id": 7, "offsets":
-        {"0": 12}}`. With `full` it is the rows that the table has, from the lake and from the log,
-        then live ones, without a gap. Of a primary key table these are the rows of one lake
-        snapshot as `+I`, then every change, by `__change_type`. Of several tables `start` may be
-        path -> start. A table that is dropped ends the subscription with `TableNotFoundError`,
-        also if another one has its name.
+        or its JSON text, for only these buckets. Such offsets are of the present table with the
+        name, unless they carry a table id, as offsets of batches do, and `{"table_id": 7,
+        "offsets": {"0": 12}}`. `full` delivers all rows of the table, from the lake and from the
+        log, then live rows, without a gap. For a primary key table these are the rows of one lake
+        snapshot as `+I`, then every change, by `__change_type`. For several tables `start` may be
+        path -> start. When a table is dropped, the subscription ends with `TableNotFoundError`,
+        even if a new table has the name.
 
-        With `full` each batch has a `token`, a JSON object. Give it, or its text, as `start` to go
-        on after that batch, also in another process, also in the middle of the history.
+        With `full` each batch has a `token`, a JSON object. Pass the token, or its text, as `start`
+        to resume after the batch, also in another process, also in the middle of the history.
 
         Args:
             columns: only these columns, in this order.
             schema_id: rows come in this version of the table's schema, by default the current one.
-            consumer: the name under which the service is told how far the caller is. A batch counts
-                as read when the next one is asked for; with `committed`, by `commit` alone.
+            consumer: the name under which the position is reported to the service. A batch counts
+                as read when the next batch is requested; with `committed`, only by `commit`.
             where: with `full`, only rows for which this SQL predicate is true.
         """
 
@@ -269,12 +271,14 @@ class StreamhouseClient(ApplicationClient):
     ) -> Source[TableBatch]:
         from streamhouse.reading.follow.full_subscription import subscribe_full
 
-        given = self._asked(path, columns, where)
+        format_options = self._format_options(path, columns, where)
         if consumer is not None:
-            given["consumer"] = consumer
+            format_options["consumer"] = consumer
         return Source(
             path,
-            subscribe_full(StorageClient.of(self), given, token=token, schema_id=schema_id),
+            subscribe_full(
+                StorageClient.of(self), format_options, token=token, schema_id=schema_id
+            ),
             stop=StopSignal(),
             no_commit=(
                 f"the subscription to '{path}' began with start='full', which commits nothing: keep"
@@ -288,17 +292,17 @@ class StreamhouseClient(ApplicationClient):
         *,
         fix: Callable[[dict[str, Any]], Mapping[str, Any] | None] | None = None,
     ) -> Replayed:
-        """Try the rejected rows of a table again: what fits moves into it, exactly once.
+        """Try the rejected rows of a table again: fitting rows move into the table, exactly once.
 
-        Rows move in transactions that write them to the table and delete them from
-        `path$rejected`, so a replay may be broken off, repeated, or run twice at a time.
+        A transaction writes rows to the table and deletes them from `path$rejected`. So a replay
+        may be interrupted, repeated, or run twice at a time.
 
         Args:
-            path: the table, not its rejected rows.
-            fix: is called with each row, as a dict of JSON values, and returns the row to try, or
-                None to leave it where it is.
+            path: the table, not the table of its rejected rows.
+            fix: called with each row, as a dict of JSON values; returns the row to try, or None to
+                leave the row rejected.
 
         Returns:
-            how many rows moved and how many are left.
+            the numbers of moved rows and of rows still rejected.
         """
         return replay_rejected(self, path, read=self.read, fix=fix)

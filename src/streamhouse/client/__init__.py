@@ -15,7 +15,7 @@ from streamhouse.client._application_client import (
 )
 from streamhouse.client._storage_client import StorageClient
 from streamhouse.client._tiering import TieringIdle
-from streamhouse.client.following import Source, Subscription, taken_now
+from streamhouse.client.following import Source, Subscription, poll_now
 from streamhouse.client.following._starts import LogStart
 from streamhouse.client.http._stop_signal import STOP, StopSignal
 from streamhouse.client.http.endpoint import CA_VARIABLE, with_ca_file
@@ -49,6 +49,6 @@ __all__ = [
     "TieringIdle",
     "Transaction",
     "TransactionStatus",
-    "taken_now",
+    "poll_now",
     "with_ca_file",
 ]

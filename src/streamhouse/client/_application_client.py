@@ -41,7 +41,7 @@ from streamhouse.client.values.forms import (
 )
 from streamhouse.client.writing._rejects import OnError, RejectingCall, is_rejecting
 from streamhouse.client.writing._request_batches import bounded_parts
-from streamhouse.client.writing.writes import AppendWriter, Ranges, TableWrites, Written
+from streamhouse.client.writing.writes import AppendWriter, Ranges, TableWrites, WriteProgress
 from streamhouse.core.errors import InvalidRequestError, SchemaMismatchError
 from streamhouse.core.model.casts.lossless import castings, fitted
 from streamhouse.core.model.offsets import (
@@ -61,7 +61,7 @@ _B = TypeVar("_B")
 
 
 class ApplicationClient(TransactionCalls):
-    """A connection to one storage service. Thread-safe; close it or use it in a `with` block.
+    """A connection to one storage service. Thread-safe; call `close`, or use a `with` block.
 
     Args:
         endpoint: the service's URL, or the URLs of its processes with commas between, among which
@@ -305,10 +305,10 @@ class ApplicationClient(TransactionCalls):
                 lambda table, rows: self._writes.write(table, rows, operation, writer=writer),
                 first_row=first_row,
             )
-            return self._with_table(path, lambda table: call.go_on(table.in_version(schema_id)))
+            return self._with_table(path, lambda table: call.resume(table.in_version(schema_id)))
         # Parts that were stored before the cached table turned out to be stale are not written
         # again.
-        written = Written()
+        written = WriteProgress()
         return self._with_table(
             path,
             lambda table: self._writes.write(

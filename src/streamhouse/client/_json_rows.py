@@ -2,10 +2,10 @@
 
 The GET costs the service a fraction of a batched lookup. The row has exactly the Python values
 which Arrow makes of a batched lookup's answer, type by type, by the table's schema. Keys and rows
-are therefore for a single schema version; the answer names its version.
+are therefore for a single schema version, named by the answer.
 
 Some keys use the batched lookup instead: keys not plainly of their columns' types (Arrow judges the
-values), and keys with characters which proxies may alter: a slash, a backslash, a percent sign, a
+values), and keys with characters open to change by proxies: a slash, a backslash, a percent sign, a
 control character, only dots, or great length.
 """
 

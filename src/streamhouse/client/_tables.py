@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from streamhouse.client.http._stop_signal import pause
 from streamhouse.client.positions._position_calls import PositionCalls
-from streamhouse.client.positions._tiered_wait import LOOKS, TieredWait, rounds_text
+from streamhouse.client.positions._tiered_wait import POLL_BACKOFF, TieredWait, rounds_text
 from streamhouse.client.values._schema_forms import (
     SchemaForm,
     TypeForm,
@@ -287,13 +287,13 @@ class TableCalls(PositionCalls):
         until = time.monotonic() + seconds(timeout_s, argument="timeout_s")
         state = self.table_state(path)
         wait, attempts = TieredWait.of(state), 0
-        while wait.rows_left(state):
+        while wait.missing_rows_of(state):
             remaining_s = until - time.monotonic()
             if remaining_s <= 0:
                 rounds = self._rounds_of(str(state.table.path))
-                raise UnavailableError(wait.is_late(state, timeout_s=timeout_s, rounds=rounds))
+                raise UnavailableError(wait.late_message(state, timeout_s=timeout_s, rounds=rounds))
             attempts += 1
-            pause(min(LOOKS.jittered_after(attempts), remaining_s))
+            pause(min(POLL_BACKOFF.jittered_after(attempts), remaining_s))
             state = self.table_state(path)
 
     def _rounds_of(self, name: str) -> str:

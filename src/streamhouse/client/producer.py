@@ -1,14 +1,15 @@
 """Writing in the background: rows are gathered into batches, each delivered once, in order.
 
-What a caller may rely on:
-- the rows of a bucket are stored in the order in which they were given; each once, also when
-  answers are lost: a batch is repeated under its sequence until the service says what it has
-- every call gives a future, and an error is in it and in the next `flush`: nothing fails silently
+A caller may rely on this:
+- the rows of a bucket are stored in the order of the calls; each once, also when answers are lost:
+  a batch is repeated under its sequence until the service confirms its outcome
+- every call returns a future, and an error is in the future and in the next `flush`: nothing fails
+  silently
 - memory is bounded: a full producer makes the caller wait, then raises OverloadedError
-- a delivery that does not succeed in `delivery_timeout_s` fails; `UnknownOutcomeError` says that
-  the service may have it all the same. Later rows of the bucket go on after it
+- a delivery that takes longer than `delivery_timeout_s` fails; after `UnknownOutcomeError` the
+  service may still have the rows. Later rows of the bucket follow
 
-One batch a bucket is under way at a time, of `max_in_flight` buckets at most.
+At most `max_in_flight` buckets have a batch under way, each bucket one.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ _BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
 
 @dataclass
 class _Call:
-    """One `send`: done when all its pieces are."""
+    """One `send`: done when all its pieces are done."""
 
     future: Future[Ranges]
     pieces_left: int
@@ -93,7 +94,7 @@ class _Piece:
 
 @dataclass
 class _Lane:
-    """One bucket: what waits, and who numbers it."""
+    """One bucket: the waiting rows, and the writer for the batches' numbers."""
 
     bucket: int
     waiting: deque[_Piece] = field(default_factory=deque)
@@ -102,51 +103,51 @@ class _Lane:
     is_busy: bool = False
 
 
-def _joined(parts: Sequence[Future[Ranges]]) -> Future[Ranges]:
-    """Return what is done when all parts are, with the first error if one failed."""
-    whole: Future[Ranges] = Future()
-    whole.set_running_or_notify_cancel()
-    left = len(parts)
+def _joined_future(parts: Sequence[Future[Ranges]]) -> Future[Ranges]:
+    """Return a future, done after all parts, with the first error if any."""
+    joined: Future[Ranges] = Future()
+    joined.set_running_or_notify_cancel()
+    open_parts = len(parts)
     lock = threading.Lock()
 
     def count(_: Future[Ranges]) -> None:
-        nonlocal left
+        nonlocal open_parts
         with lock:
-            left -= 1
-            if left:
+            open_parts -= 1
+            if open_parts:
                 return
-        error = next((found for part in parts if (found := part.exception())), None)
+        error = next((exception for part in parts if (exception := part.exception())), None)
         if error is not None:
-            whole.set_exception(error)
+            joined.set_exception(error)
             return
         ranges: Ranges = {}
         for part in parts:
             for bucket, span in part.result().items():
                 ranges[bucket] = (ranges.get(bucket, span)[0], span[1])
-        whole.set_result(ranges)
+        joined.set_result(ranges)
 
     for part in parts:
         part.add_done_callback(count)
-    return whole
+    return joined
 
 
 class Producer:
-    """See the module. Thread-safe; close it, or use it in a `with` block.
+    """See the module. Thread-safe; call `close`, or use a `with` block.
 
     Args:
-        client: how to reach the service; stays open when the producer is closed.
+        client: the client of the service; stays open when the producer is closed.
         path: the table.
         operation: `append` for log tables, `upsert` or `delete` for primary key tables.
         columns: upsert only these columns.
-        linger_ms: how long rows wait for more of their bucket before they are sent.
+        linger_ms: how long rows wait for more rows of their bucket before they are sent.
         batch_rows: rows after which a batch is sent at once.
-        max_in_flight: how many buckets are sent to at a time.
-        buffer_bytes: most memory for rows that are not delivered.
+        max_in_flight: to how many buckets batches are sent at a time.
+        buffer_bytes: the most memory for undelivered rows.
         max_block_s: how long a call waits for room before it raises `OverloadedError`.
-        delivery_timeout_s: how long a batch is tried before it fails.
+        delivery_timeout_s: how long a batch is tried before the failure.
         on_error: `reject`: rows that do not fit go to the table `path$rejected`, in one transaction
-            with the others of their call. Such a call waits until it is delivered, after all calls
-            before it.
+            with the fitting rows of their call. A call with misfits waits for the delivery, after
+            all earlier calls.
     """
 
     def __init__(
@@ -170,8 +171,8 @@ class Producer:
                 " linger_ms at least 0"
             )
         self._transport = StorageClient.of(client).transport
-        known = ("append", "upsert", "delete")
-        self._operation = TransactionOperation(choice(operation, known, argument="operation"))
+        operations = ("append", "upsert", "delete")
+        self._operation = TransactionOperation(choice(operation, operations, argument="operation"))
         self._columns = None if columns is None else names(columns, argument="columns")
         self._checks = ColumnChecks()
         self._table = client.describe_table(path)
@@ -214,23 +215,25 @@ class Producer:
     def send(self, data: Rows) -> Future[Ranges]:
         """Take rows; the future gives bucket -> (start, end) once they are durable and visible.
 
-        Of an append these are the rows' own offsets. Of an upsert or delete they are the changes of
-        the batch that the rows were delivered in. Rows that cannot be the table's raise here.
+        An append returns the rows' own offsets, an upsert or delete the offsets of all changes of
+        the batch with the rows. Rows that cannot fit the table raise in this call.
         """
-        given = data if is_arrow(data) else normalized_rows(data, call="send")
-        if isinstance(given, pa.RecordBatchReader):
-            return self._send_stream(given)
-        if isinstance(given, PythonRows):
+        rows = data if is_arrow(data) else normalized_rows(data, call="send")
+        if isinstance(rows, pa.RecordBatchReader):
+            return self._send_stream(rows)
+        if isinstance(rows, PythonRows):
             make = rows_as_tried if self._is_rejecting else rows_as_arrow
-            given = make(self._table, given.rows)
-        return self._send_arrow(given)
+            rows = make(self._table, rows.rows)
+        return self._send_arrow(rows)
 
     def _send_stream(self, reader: pa.RecordBatchReader) -> Future[Ranges]:
-        """Take a stream's rows as room for them comes; the future is done when all are.
+        """Take a stream's rows as there is room; the future is done after the last row.
 
-        What the stream had before it broke off is delivered.
+        If the stream breaks off, the rows before are delivered.
         """
-        return _joined([self._send_arrow(rows) for rows in bounded_parts(reader, call="send")])
+        return _joined_future(
+            [self._send_arrow(rows) for rows in bounded_parts(reader, call="send")]
+        )
 
     def _send_arrow(self, data: Arrow) -> Future[Ranges]:
         if not self._is_rejecting:
@@ -242,17 +245,17 @@ class Producer:
         return self._send(pa.Table.from_batches(fitting) if fitting else data)
 
     def _send_divided(self, batches: Iterable[pa.RecordBatch]) -> Future[Ranges]:
-        """Deliver rows of which some do not fit, after all that were taken before them."""
+        """Deliver rows with misfits among them, after all rows taken before."""
         future: Future[Ranges] = Future()
         future.set_running_or_notify_cancel()
         ranges: Ranges = {}
-        # One call after the other, or a later one could overtake.
+        # One call at a time: otherwise a later call could overtake.
         with self._dividing:
-            self._wait_for_taken()
+            self._wait_for_pending()
             first = 0
             try:
                 for rows in batches:
-                    for bucket, span in self._until_divided(rows, first).items():
+                    for bucket, span in self._send_until_divided(rows, first).items():
                         ranges[bucket] = (ranges.get(bucket, span)[0], span[1])
                     first += rows.num_rows
             except StreamhouseError as error:
@@ -263,22 +266,22 @@ class Producer:
                 future.set_result(ranges)
         return future
 
-    def _wait_for_taken(self) -> None:
-        """Return when what was taken so far is delivered, or has failed."""
+    def _wait_for_pending(self) -> None:
+        """Return when all rows taken so far are delivered, or have failed."""
         with self._changed:
             if self._is_closed:
                 raise InvalidRequestError("the producer is closed")
-            taken = tuple(self._pending)
+            pending = tuple(self._pending)
             self._is_flushing += 1
             self._changed.notify_all()
         try:
-            wait_for(taken)
+            wait_for(pending)
         finally:
             with self._changed:
                 self._is_flushing -= 1
 
-    def _until_divided(self, rows: pa.RecordBatch, first_row: int) -> Ranges:
-        """Let the service divide and write rows, until it says what became of them."""
+    def _send_until_divided(self, rows: pa.RecordBatch, first_row: int) -> Ranges:
+        """Let the service divide and write rows; repeat until the outcome is certain."""
         deadline = time.monotonic() + self._delivery_timeout_s
         transaction_id = secrets.token_hex(16)
         failures = 0
@@ -315,31 +318,32 @@ class Producer:
             for bucket, rows in self._route(batch).items()
         ]
         future: Future[Ranges] = Future()
-        # Rows that were taken are delivered: there is no cancelling.
+        # Taken rows are delivered: the future cannot be cancelled.
         future.set_running_or_notify_cancel()
         if not routed:
             future.set_result({})
             return future
-        # A piece may be a slice of a larger batch: that is what it keeps alive, at least.
+        # A piece may be a slice of a larger batch, which it keeps in memory.
         size = max(data.nbytes, 1)
         call = _Call(future, len(routed))
         with self._changed:
             self._wait_for_room(size)
             self._held_bytes += size
             self._pending.add(future)
-            now = time.monotonic()
+            now_s = time.monotonic()
             for bucket, rows in routed:
                 lane = self._lanes[bucket]
-                lane.waiting.append(_Piece(rows, call, now))
+                lane.waiting.append(_Piece(rows, call, now_s))
                 lane.rows += rows.num_rows
             self._changed.notify_all()
         future.add_done_callback(lambda done: self._delivered(done, size))
         return future
 
     def flush(self, *, timeout_s: float | None = None) -> None:
-        """Return when everything taken so far is delivered; raises the first error since then.
+        """Return after the delivery of all rows taken so far; raises the first error since the last
+        flush.
 
-        Raises `UnavailableError` when that takes longer than `timeout_s`; deliveries go on.
+        Raises `UnavailableError` after `timeout_s`; deliveries go on.
         """
         with self._changed:
             self._is_flushing += 1
@@ -357,7 +361,7 @@ class Producer:
             )
 
     def close(self) -> None:
-        """Deliver everything, then take no more; raises as `flush`. Closing twice is harmless."""
+        """Deliver all rows, then refuse more; raises as `flush`. A second call is harmless."""
         with self._changed:
             is_first, self._is_closed = not self._is_closed, True
         if not is_first:
@@ -384,12 +388,12 @@ class Producer:
 
     @property
     def _is_append(self) -> bool:
-        """Whether the rows are stored as they are, each with an offset of its own."""
+        """Whether the rows are appended unchanged, each with its own offset."""
         return self._operation is TransactionOperation.APPEND
 
     def _wait_for_room(self, size: int) -> None:
         def has_room() -> bool:
-            # What is larger than the whole buffer is taken when nothing else is there.
+            # Rows larger than the whole buffer are taken when the buffer is empty.
             return (
                 self._is_closed
                 or self._held_bytes == 0
@@ -413,8 +417,8 @@ class Producer:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while (taken := self._take()) is not None:
-            lane, pieces = taken
+        while (lane_batch := self._next_batch()) is not None:
+            lane, pieces = lane_batch
             try:
                 self._deliver(lane, pieces)
             finally:
@@ -422,17 +426,17 @@ class Producer:
                     lane.is_busy = False
                     self._changed.notify_all()
 
-    def _take(self) -> tuple[_Lane, list[_Piece]] | None:
-        """Wait for a bucket that has a batch to send; None when the producer is done."""
+    def _next_batch(self) -> tuple[_Lane, list[_Piece]] | None:
+        """Wait for a bucket with a batch to send; None at the end of the producer."""
         with self._changed:
             while True:
-                now = time.monotonic()
+                now_s = time.monotonic()
                 idle = [lane for lane in self._lanes if lane.waiting and not lane.is_busy]
                 first = min(idle, key=lambda lane: lane.waiting[0].since, default=None)
                 full = next((lane for lane in idle if lane.rows >= self._batch_rows), None)
                 wait_s: float | None = None
                 if first is not None:
-                    wait_s = first.waiting[0].since + self._linger_s - now
+                    wait_s = first.waiting[0].since + self._linger_s - now_s
                     if full is not None or wait_s <= 0 or self._is_flushing:
                         lane = full or first
                         lane.is_busy = True
@@ -462,10 +466,10 @@ class Producer:
         try:
             rows = [piece.rows for piece in pieces]
             batch = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
-            start, end = self._until_answered(lane, batch)
+            start, end = self._send_until_answered(lane, batch)
         except StreamhouseError as error:
             if len(pieces) > 1 and not _may_pass(error):
-                # Nothing of it is stored: only what is wrong is to suffer.
+                # Nothing of the batch is stored: now only the pieces with an error fail.
                 for piece in pieces:
                     self._deliver(lane, [piece])
                 return
@@ -474,11 +478,11 @@ class Producer:
             self._fail(pieces, UnknownOutcomeError(f"the producer met a bug: {error!r}"))
         else:
             for piece, span in zip(pieces, self._spans(pieces, start, end), strict=True):
-                known = piece.call.ranges.get(lane.bucket, span)
-                self._finish(piece, lane.bucket, (known[0], span[1]))
+                first_span = piece.call.ranges.get(lane.bucket, span)
+                self._finish(piece, lane.bucket, (first_span[0], span[1]))
 
     def _spans(self, pieces: Iterable[_Piece], start: int, end: int) -> list[tuple[int, int]]:
-        """Return where each piece of a delivered batch is."""
+        """Return the offsets of each piece of a delivered batch."""
         spans = []
         for piece in pieces:
             if self._is_append:
@@ -488,8 +492,8 @@ class Producer:
                 start = end
         return spans
 
-    def _until_answered(self, lane: _Lane, rows: pa.RecordBatch) -> tuple[int, int]:
-        """Send a batch under its sequence until the service says what became of it."""
+    def _send_until_answered(self, lane: _Lane, rows: pa.RecordBatch) -> tuple[int, int]:
+        """Send a batch under the same sequence until the outcome is certain."""
         deadline = time.monotonic() + self._delivery_timeout_s
         failures = 0
         is_unknown = is_renewed = False
@@ -510,8 +514,8 @@ class Producer:
                     raise UnknownOutcomeError(error.message) from error
                 if is_renewed:
                     raise
-                # The writer is forgotten there, or the table is another one by now: nothing of
-                # this batch is stored.
+                # The service has forgotten the writer, or has a new table: nothing of this batch is
+                # stored.
                 is_renewed = True
             except StreamhouseError as error:
                 if not _may_pass(error):
@@ -522,7 +526,7 @@ class Producer:
                 is_unknown |= isinstance(error, UnknownOutcomeError)
                 failures += 1
                 if time.monotonic() + _BACKOFF.after(failures) > deadline:
-                    # Its sequence is in doubt for ever: what comes later has another writer.
+                    # The sequence stays in doubt: later batches have another writer.
                     lane.writer = AppendWriter()
                     if is_unknown:
                         raise UnknownOutcomeError(error.message) from error
@@ -541,13 +545,13 @@ class Producer:
             self._end(piece.call)
 
     def _end(self, call: _Call) -> None:
-        """Count a piece of a call; the last one tells the caller."""
+        """Count a finished piece of a call; the last piece completes the future."""
         with self._changed:
             call.pieces_left -= 1
             if call.pieces_left:
                 return
         if call.error is not None:
-            # Rows of it for other buckets may be stored.
+            # Rows of the call for other buckets may be stored.
             call.future.set_exception(call.error)
         else:
             call.future.set_result(call.ranges)

@@ -1,4 +1,4 @@
-"""Reading: pages and exact ranges of the log, a table as it grows, rows by key."""
+"""Reads: pages and exact ranges of the log, and rows by key."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ _NOT_FOUND: Final = 404
 class LogBatch:
     """Consecutive rows of one bucket of `table`.
 
-    Row i of `data` has offset `base_offset + i`. `timestamp_us` is when the service made the rows
-    durable, in microseconds since the epoch; it never decreases within a bucket. Offsets know their
-    table (`Offset`).
+    Row i of `data` has offset `base_offset + i`. `timestamp_us` is the time at which the rows
+    became durable in the service, in microseconds since the epoch; it never decreases within a
+    bucket. Offsets carry their table's id (`Offset`).
     """
 
     bucket: int
@@ -74,7 +74,7 @@ class LogBatch:
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the first rows."""
+        """Return a notebook's view: the first rows."""
         return html_of_rows(repr(self), self.data)
 
     @property
@@ -102,22 +102,22 @@ def fetch(
     table_id: int | None,
     schema_id: int | None = None,
 ) -> list[LogBatch]:
-    """See `StorageClient.fetch`; without `table_id` there is nothing below `offset`."""
+    """See `StorageClient.fetch`; without `table_id` no rows are expected below `offset`."""
     query = {
         **named_table(table_id),
         "offset": str(offset),
         "max_bytes": str(max_bytes),
         **named_columns(columns),
     }
-    # Each parameter that is sent costs some microseconds.
+    # Each parameter costs some microseconds.
     if max_wait_ms:
         query["max_wait_ms"] = str(max_wait_ms)
     if end_offset is not None:
         query["end_offset"] = str(end_offset)
     if schema_id is not None:
         query["schema_id"] = str(schema_id)
-    if said := reached.at(path, {bucket: offset}):
-        query["fingerprint"] = said[bucket]
+    if fingerprints := reached.at(path, {bucket: offset}):
+        query["fingerprint"] = fingerprints[bucket]
     answer = transport.request(
         "GET",
         f"/v1/tables/{path}/buckets/{bucket}/fetch",
@@ -129,9 +129,9 @@ def fetch(
     if body is None:
         raise CorruptDataError(f"fetch of '{path}' bucket {bucket} answered an empty body")
     reached.note(path, body.reached)
-    is_of = table_id_of(answer.headers)
+    answer_table_id = table_id_of(answer.headers)
     cuts = (
-        cut(path, address, batch, start=offset, end=end_offset, table_id=is_of)
+        cut(path, address, batch, start=offset, end=end_offset, table_id=answer_table_id)
         for address, batch in body.batches
     )
     return [part for part in cuts if part is not None]
@@ -147,7 +147,7 @@ def fingerprint_at(
     expected: str | None,
 ) -> str | None:
     """See `StorageClient.fingerprint_at`."""
-    # Of a fetch that ends where it begins there is nothing to come but that.
+    # A fetch that ends where it begins returns only the fingerprint.
     query = {"offset": str(offset), "end_offset": str(offset), **named_table(table_id)}
     if expected is not None:
         query["fingerprint"] = expected
@@ -209,7 +209,7 @@ def cut(
     end: int | None,
     table_id: int | None,
 ) -> LogBatch | None:
-    """Return the part of a stored batch in [start, end), or None when nothing of it is."""
+    """Return the part of a stored batch in [start, end), or None if it is empty."""
     first = max(start - address.base_offset, 0)
     last = address.row_count if end is None else min(end - address.base_offset, address.row_count)
     if first >= last:
@@ -226,7 +226,7 @@ def cut(
 
 
 def offsets_to_text(offsets: Mapping[int, int]) -> str:
-    """Return bucket -> offset as the JSON object that query parameters carry."""
+    """Return bucket -> offset as the JSON object of query parameters."""
     return json.dumps(buckets_to_json(offsets))
 
 
@@ -240,7 +240,7 @@ def lookup(
     """See `StorageClient.lookup`."""
     batches = list(bounded_batches(keys)) or [_whole(keys)]
     url = f"/v1/tables/{path}/lookup"
-    tables = [_ask(transport, url, named_columns(columns), rows) for rows in batches]
+    tables = [_post_keys(transport, url, named_columns(columns), rows) for rows in batches]
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
 
@@ -254,7 +254,7 @@ def prefix_lookup(
 ) -> pa.Table:
     """See `StorageClient.prefix_lookup`."""
     query = {"limit": str(limit), **named_columns(columns)}
-    answer = _ask(transport, f"/v1/tables/{path}/prefix_lookup", query, _whole(keys))
+    answer = _post_keys(transport, f"/v1/tables/{path}/prefix_lookup", query, _whole(keys))
     return answer.replace_schema_metadata(None)
 
 
@@ -265,7 +265,7 @@ def lookup_one(
     *,
     describe: Callable[[], TableInfo],
 ) -> dict[str, Any] | None:
-    """See `StorageClient.lookup_one`; `describe` is called when `table` is no longer so."""
+    """See `StorageClient.lookup_one`; `describe` is called when `table` is stale."""
     name = str(table.path)
     _check_key(table, key)
     form = _form_of(Same(table))
@@ -274,14 +274,14 @@ def lookup_one(
         keys = _key_of(table, key)
         part = form.url_part_of_plain(keys)
         if part is None:
-            return _found_by_batch(transport, name, keys, key)
+            return _lookup_one_by_batch(transport, name, keys, key)
     url = f"/v1/tables/{name}/rows/{part}"
     answer = transport.request("GET", url, is_repeatable=True, accepted_statuses=(_NOT_FOUND,))
     if answer.headers.get(VERSION_HEADER) != table.version:
-        # As another version has it, the URL may name another row, a value may be another one.
+        # In another schema version the URL may name another row, and a value may differ.
         table = describe()
         _check_key(table, key)
-        return _found_by_batch(transport, name, _key_of(table, key), key)
+        return _lookup_one_by_batch(transport, name, _key_of(table, key), key)
     if answer.status == _NOT_FOUND:
         return None
     try:
@@ -292,12 +292,12 @@ def lookup_one(
         raise CorruptDataError(f"{url}: the answer is no row of the table: {error}") from error
 
 
-def _found_by_batch(
+def _lookup_one_by_batch(
     transport: HttpTransport, name: str, keys: pa.RecordBatch, key: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    found = lookup(transport, name, keys)
+    answer = lookup(transport, name, keys)
     try:
-        row: dict[str, Any] = found.to_pylist()[0]
+        row: dict[str, Any] = answer.to_pylist()[0]
     except (OverflowError, ValueError) as error:
         raise _outside_of_python(name, key) from error
     return row if row.pop(FOUND_COLUMN) else None
@@ -341,28 +341,28 @@ def _outside_of_python(name: str, key: Mapping[str, Any]) -> UnsupportedError:
 
 
 def named_columns(columns: Sequence[str] | None) -> dict[str, str]:
-    """Return the query parameter that says which columns are wanted."""
+    """Return the query parameter with the requested columns."""
     return {} if columns is None else {"columns": json.dumps(list(columns))}
 
 
 def named_table(table_id: int | None) -> dict[str, str]:
-    """Return the query parameter that says which table offsets are of."""
+    """Return the query parameter with the table id of offsets."""
     return {} if table_id is None else {"table_id": str(table_id)}
 
 
-def _ask(
+def _post_keys(
     transport: HttpTransport, url: str, query: Mapping[str, str], keys: pa.RecordBatch
 ) -> pa.Table:
     body = encode_append_body(keys.schema, [(None, 0, keys)])
     try:
         answer = transport.request("POST", url, query=query, body=body, is_repeatable=True)
     except RequestTooLargeError:
-        # Nobody knows how large the rows are before they are found.
+        # The size of the rows is unknown before the lookup.
         if keys.num_rows < 2:
             raise
         half = keys.num_rows // 2
         halves = (keys.slice(0, half), keys.slice(half))
-        return pa.concat_tables([_ask(transport, url, query, part) for part in halves])
+        return pa.concat_tables([_post_keys(transport, url, query, part) for part in halves])
     try:
         return pa.ipc.open_stream(pa.py_buffer(answer.data)).read_all()
     except (pa.ArrowException, OSError) as error:

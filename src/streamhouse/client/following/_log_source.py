@@ -1,13 +1,13 @@
-"""A table's log as the source of a subscription: where it begins, and where its reader stands."""
+"""A table's log as the source of a subscription, with a start and a consumer's position."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from streamhouse.client.following._consumer_position import ConsumerPosition
 from streamhouse.client.following._log_stream import follow
 from streamhouse.client.following._source import Source
-from streamhouse.client.following._standing import Standing
 from streamhouse.client.following._starts import LogStart, offsets_of
 from streamhouse.client.http._stop_signal import StopSignal
 from streamhouse.client.http._transport import HttpTransport
@@ -29,7 +29,7 @@ __all__ = ["log_source"]
 
 
 class _Client(ReportsPositions, Protocol):
-    """What is asked of a client here."""
+    """The client's calls that this module needs."""
 
     def positions(self, path: str) -> dict[int, BucketPositions]: ...
 
@@ -51,12 +51,12 @@ def log_source(
     reached: ReachedOffsets,
     transport: HttpTransport,
 ) -> Source[LogBatch]:
-    """Return what a subscription has of one table; `start` is looked up now."""
+    """Return a subscription's source for one table; `start` is resolved now."""
     if consumer is not None and not consumer.strip():
         raise InvalidRequestError("subscribe: 'consumer' is empty; give it a name, or leave it out")
-    path, by_commit = str(table.path), start == "committed"
+    path, is_by_commit = str(table.path), start == "committed"
     committed = None
-    if by_commit:
+    if is_by_commit:
         if consumer is None:
             raise InvalidRequestError("subscribe: start='committed' needs a 'consumer'")
         committed = client.committed(path, consumer)
@@ -68,15 +68,15 @@ def log_source(
         ),
         committed=committed,
     )
-    said = table_of_offsets(starts.offsets.values(), what="subscribe: start")
-    table.check_positions(starts.offsets, table_id=table.table_id if said is None else said)
-    if starts.anew:
-        reached.forget(path, starts.anew)
-    standing = None
+    table_id = table_of_offsets(starts.offsets.values(), what="subscribe: start")
+    table.check_positions(starts.offsets, table_id=table.table_id if table_id is None else table_id)
+    if starts.fresh:
+        reached.forget(path, starts.fresh)
+    consumer_position = None
     if consumer is not None:
         reports = PositionReports.of(client, path, consumer)
         begin = offsets_in(table.table_id, starts.offsets)
-        standing = Standing(reports, begin, by_commit=by_commit)
+        consumer_position = ConsumerPosition(reports, begin, is_by_commit=is_by_commit)
     stop = StopSignal()
     return Source(
         path,
@@ -91,7 +91,9 @@ def log_source(
             stop=stop,
         ),
         stop=stop,
-        note=lambda standing, batch: standing.handed(batch.bucket, batch.end_offset),
-        standing=standing,
+        note=lambda consumer_position, batch: consumer_position.batch_delivered(
+            batch.bucket, batch.end_offset
+        ),
+        consumer_position=consumer_position,
         no_commit=f"the subscription to '{path}' has no 'consumer' whose position to commit",
     )

@@ -1,4 +1,4 @@
-"""A table's log as it grows, over one connection after the other."""
+"""A table's log as it grows, read over a series of connections."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def follow(
     """
     route = f"/v1/tables/{path}/subscribe"
     positions = dict(start)
-    asked = named_columns(columns)
+    parameters = named_columns(columns)
     if schema_id is not None:
-        asked["schema_id"] = str(schema_id)
+        parameters["schema_id"] = str(schema_id)
     url = transport.routes.of(route)
     search: RouteSearch | None = None
     while not stop.is_set():
-        said = reached.at(path, positions)
-        query = {**_query(positions, said), **named_table(table_id), **asked}
+        fingerprints = reached.at(path, positions)
+        query = {**_query(positions, fingerprints), **named_table(table_id), **parameters}
         failure: StreamhouseError
         try:
             response = transport.open_stream(
                 url, route, query=query, silence_s_max=_SILENCE_S_MAX, stop=stop
             )
-            # A table that another service has adopted has a new id, and the offsets it had.
+            # A table that another service has adopted has a new id, and keeps its offsets.
             table_id = table_id_of(response.headers) or table_id
             for body in _bodies(response):
                 if search is not None:
@@ -88,7 +88,7 @@ def follow(
             failure = error
         if stop.is_set():
             return
-        # A restart or a takeover is ridden out: offsets say where to go on.
+        # A restart or a takeover is waited out: the offsets say where to resume.
         deadline = time.monotonic() + transport.timeout_s
         search = search or transport.search(route, deadline=deadline)
         step = search.after(url, failure, now=time.monotonic())
@@ -106,7 +106,7 @@ def _query(positions: Mapping[int, int], fingerprints: Mapping[int, str]) -> dic
 
 
 def _bodies(response: AnswerStream) -> Iterator[FetchBody]:
-    """Yield what the service pushes; the connection ends with it."""
+    """Yield the bodies that the service pushes, and close the connection at the end."""
     with contextlib.closing(response):
         source = pa.PythonFile(response, mode="r")
         while (body := decode_fetch_body(source)) is not None:

@@ -1,4 +1,4 @@
-"""Where subscriptions begin: what a caller gives, as offsets of each table's buckets."""
+"""Where subscriptions begin: the caller's `start`, resolved to offsets of each table's buckets."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from streamhouse.core.model.values.positions import (
 __all__ = ["LogStart", "Starts", "offsets_of", "starts_of"]
 
 LogStart: TypeAlias = Literal["latest", "earliest", "committed"] | Mapping[int, int | str]
-"""Where the subscription to one table's log begins, besides times and JSON text."""
+"""The start of a subscription to one table's log, besides times and JSON text."""
 
-_WHAT: Final = "subscribe: start"
+_ARGUMENT: Final = "subscribe: start"
 
 
 def starts_of(path: str | Sequence[str], start: Any) -> dict[str, Any]:
-    """Return each table's start: `start` is that of all, or of several tables path -> start.
+    """Return path -> start: `start` is for all tables, or of several tables itself path -> start.
 
-    What is JSON text is a dict in what is returned.
+    JSON text is returned as a dict.
     """
-    start = from_json_text(start, name=_WHAT)
+    start = from_json_text(start, name=_ARGUMENT)
     if isinstance(path, str):
         return {_path(path): start}
-    paths = [_path(one) for one in path]
+    paths = [_path(name) for name in path]
     if len(set(paths)) != len(paths) or not 0 < len(paths) <= TABLES_MAX:
         raise InvalidRequestError(
             f"subscribe: name 1 to {TABLES_MAX} tables, each once, not {len(paths)}"
@@ -40,20 +40,22 @@ def starts_of(path: str | Sequence[str], start: Any) -> dict[str, Any]:
         )
     if not isinstance(start, Mapping):
         return dict.fromkeys(paths, start)
-    given = {_path(table) if isinstance(table, str) else table: s for table, s in start.items()}
-    if given.keys() != set(paths) or len(given) != len(start):
+    start_by_table = {
+        _path(table) if isinstance(table, str) else table: s for table, s in start.items()
+    }
+    if start_by_table.keys() != set(paths) or len(start_by_table) != len(start):
         raise InvalidRequestError(
             "subscribe: of several tables start is one for all of them, or a dict with each of them"
-            f" once ({', '.join(paths)}), not with {', '.join(map(repr, given)) or 'none'}"
+            f" once ({', '.join(paths)}), not with {', '.join(map(repr, start_by_table)) or 'none'}"
         )
-    return {table: from_json_text(given[table], name=_WHAT) for table in paths}
+    return {table: from_json_text(start_by_table[table], name=_ARGUMENT) for table in paths}
 
 
 class Starts(NamedTuple):
-    """Bucket -> offset where reading starts; `anew` has those that nobody has read up to."""
+    """Bucket -> offset where reading starts; `fresh` has the buckets without an earlier reader."""
 
     offsets: dict[int, int]
-    anew: dict[int, int]
+    fresh: dict[int, int]
 
 
 def offsets_of(
@@ -63,45 +65,51 @@ def offsets_of(
     at_time: Callable[[int], Mapping[int, int]],
     committed: Mapping[int, int] | None,
 ) -> Starts:
-    """Return where one table's subscription starts, given where its buckets stand.
+    """Return the start of one table's subscription, resolved by the present positions.
 
-    A bucket of which nothing is committed begins with the log's oldest row.
+    A bucket without a committed offset begins with the log's oldest row.
     """
     if start == "committed":
         oldest = _oldest(positions())
         return Starts(oldest, oldest) if committed is None else Starts(oldest | {**committed}, {})
-    given = parse_starting_offsets(start, name=_WHAT, words="full, earliest, latest, committed")
-    if given.kind == "full":
-        raise InvalidRequestError(f"{_WHAT}='full' reads the lake, too: StreamhouseClient does")
-    if given.kind == "offsets":
-        return _resolved(given.offsets, positions)
-    if given.timestamp_us is not None:
-        found = dict(at_time(given.timestamp_us))
+    parsed = parse_starting_offsets(
+        start, name=_ARGUMENT, words="full, earliest, latest, committed"
+    )
+    if parsed.kind == "full":
+        raise InvalidRequestError(f"{_ARGUMENT}='full' reads the lake, too: StreamhouseClient does")
+    if parsed.kind == "offsets":
+        return _resolved(parsed.offsets, positions)
+    if parsed.timestamp_us is not None:
+        offsets = dict(at_time(parsed.timestamp_us))
     else:
-        found = (_newest if given.kind == "latest" else _oldest)(positions())
-    return Starts(found, found)
+        offsets = (_newest if parsed.kind == "latest" else _oldest)(positions())
+    return Starts(offsets, offsets)
 
 
 def _resolved(
-    given: Mapping[int, int], positions: Callable[[], Mapping[int, BucketPositions]]
+    offset_of_bucket: Mapping[int, int], positions: Callable[[], Mapping[int, BucketPositions]]
 ) -> Starts:
-    """Return the offsets with `earliest` and `latest` as they are now."""
-    words = {bucket: offset for bucket, offset in given.items() if offset in (EARLIEST, LATEST)}
+    """Return the offsets with `earliest` and `latest` resolved now."""
+    words = {
+        bucket: offset
+        for bucket, offset in offset_of_bucket.items()
+        if offset in (EARLIEST, LATEST)
+    }
     if not words:
-        return Starts(dict(given), {})
-    at = positions()
-    named = {EARLIEST: _oldest(at), LATEST: _newest(at)}
-    # A bucket that does not exist is refused when it is read.
-    anew = {bucket: named[word].get(bucket, 0) for bucket, word in words.items()}
-    return Starts({**given, **anew}, anew)
+        return Starts(dict(offset_of_bucket), {})
+    current = positions()
+    resolved_words = {EARLIEST: _oldest(current), LATEST: _newest(current)}
+    # A bucket that does not exist is refused by the first read.
+    fresh = {bucket: resolved_words[word].get(bucket, 0) for bucket, word in words.items()}
+    return Starts({**offset_of_bucket, **fresh}, fresh)
 
 
 def _oldest(positions: Mapping[int, BucketPositions]) -> dict[int, int]:
-    return {bucket: at.log_start_offset for bucket, at in positions.items()}
+    return {bucket: position.log_start_offset for bucket, position in positions.items()}
 
 
 def _newest(positions: Mapping[int, BucketPositions]) -> dict[int, int]:
-    return {bucket: at.high_watermark for bucket, at in positions.items()}
+    return {bucket: position.high_watermark for bucket, position in positions.items()}
 
 
 def _path(path: str) -> str:

@@ -1,1 +1,1 @@
-"""Positions: where tables stand, and where their readers do."""
+"""The positions of tables and of their readers."""

@@ -1,6 +1,6 @@
-"""What the client asks about positions: where tables stand, and where their readers do.
+"""The client's calls about positions of tables and of their readers.
 
-Offsets that it returns know their table.
+Returned offsets carry their table's id.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from streamhouse.client._known_tables import CachedTables
+from streamhouse.client._cached_tables import CachedTables
 from streamhouse.client.reads import named_table, offsets_to_text
 from streamhouse.core.model.offsets import (
     BucketPositions,
@@ -24,22 +24,22 @@ __all__ = ["PositionCalls"]
 
 
 class PositionCalls(CachedTables):
-    """The calls of `StorageClient` that return positions, or take them and no rows."""
+    """The calls of `StorageClient` which return or report positions."""
 
     def positions(self, path: str) -> dict[int, BucketPositions]:
-        """Return where every bucket stands, as one consistent cut.
+        """Return the position of every bucket, as a consistent cut.
 
-        The offsets know their table: whoever is given one of a table that was dropped refuses it.
+        The offsets carry their table's id: a call with an offset of a dropped table is refused.
         """
         return dict(self.table_state(path).positions)
 
     def table_state(
         self, path: str, *, after: Mapping[int, int] | None = None, max_wait_ms: int = 0
     ) -> TableState:
-        """Return the table, its positions and its lake snapshot as one consistent cut.
+        """Return the table, the positions and the lake snapshot as a consistent cut.
 
-        With `after` (bucket -> offset) it waits up to `max_wait_ms` until some bucket's high
-        watermark is beyond it.
+        With `after` (bucket -> offset) the call waits up to `max_wait_ms` until the high watermark
+        of any bucket is above its offset.
         """
         query: dict[str, str] = {}
         if after is not None:
@@ -67,17 +67,17 @@ class PositionCalls(CachedTables):
     ) -> dict[int, int]:
         """Return per bucket the first offset written at or after `timestamp_us`.
 
-        Rows that have left the log count as long as the lake has them. A bucket without such a row
-        has its high watermark.
+        Rows removed from the log count while the lake has these rows. The offset of a bucket
+        without any is the high watermark.
 
         Args:
-            start: only these buckets, and only rows from these offsets on.
-            skip_lost: where rows that may be of that time are in neither log nor lake, return the
-                first offset there is.
-            table_id: the table that `start` is of, and the answer.
+            start: only the buckets here, and only rows from the offset on.
+            skip_lost: where rows of the time may be in neither log nor lake, return the first
+                existing offset.
+            table_id: the table of `start` and of the answer.
 
         Raises:
-            OffsetOutOfRangeError: such rows may be missing, and `skip_lost` is not given.
+            OffsetOutOfRangeError: rows of the time may be missing, and `skip_lost` is not set.
         """
         query = {"timestamp_us": str(timestamp_us)}
         if start is not None:
@@ -94,7 +94,7 @@ class PositionCalls(CachedTables):
         return offsets_in(answer.get("table_id"), offsets_from_json(answer["offsets"]))
 
     def consumers(self, path: str) -> list[dict[str, Any]]:
-        """Return where the readers of a table stand, as docs/http_api.md describes it."""
+        """Return the positions of a table's readers, as docs/http_api.md describes them."""
         return list(self._consumers(path)["consumers"])
 
     def _consumers(self, path: str) -> dict[str, Any]:
@@ -110,11 +110,11 @@ class PositionCalls(CachedTables):
         reads_lake: bool = False,
         is_durable: bool = False,
     ) -> dict[str, int | None]:
-        """Say that `consumer` has read every row below bucket -> offset.
+        """Report that `consumer` has read every row below bucket -> offset.
 
-        Returns `lag_rows` and `lag_ms`: how many rows it has not read, and the age of the oldest.
-        With `reads_lake` it finds rows that have left the log in the lake. With `is_durable` it is
-        on the service's disk on return, and not some seconds later.
+        Returns `lag_rows` and `lag_ms`: the number of unread rows, and the age of the oldest. With
+        `reads_lake` the consumer also reads rows that only the lake has. With `is_durable` the
+        report is on the service's disk on return; otherwise some seconds later.
         """
         body: dict[str, Any] = {
             "table_id": self._table_of(path, offsets.values(), argument="report_position: offsets"),
@@ -132,25 +132,25 @@ class PositionCalls(CachedTables):
         return answer
 
     def committed(self, path: str, consumer: str) -> dict[int, int] | None:
-        """Return bucket -> offset below which `consumer`, of the caller's token, has read all.
+        """Return bucket -> offset below which `consumer`, of the caller's token, has read
+        everything.
 
-        None if the service knows of no such consumer, or has heard nothing of it for the table's
-        `table.log.consumers.ttl`.
+        None for an unknown consumer, or without a report for the table's `table.log.consumers.ttl`.
         """
         answer = self._consumers(path)
-        for one in answer["consumers"]:
-            if one["name"] == consumer and one["is_own"]:
-                return offsets_in(answer.get("table_id"), offsets_from_json(one["offsets"]))
+        for reader in answer["consumers"]:
+            if reader["name"] == consumer and reader["is_own"]:
+                return offsets_in(answer.get("table_id"), offsets_from_json(reader["offsets"]))
         return None
 
     def forget_consumer(self, path: str, consumer: str) -> None:
-        """Let nothing wait for a consumer that will not come back; none of it being there is fine.
+        """Let nothing wait for a consumer that will not come back; an unknown consumer is no error.
 
-        One that does is known again with its next report.
+        A forgotten consumer is known again after its next report.
         """
         self._transport.request_json("DELETE", _consumers_path(path, consumer), is_repeatable=True)
 
 
 def _consumers_path(path: str, consumer: str | None = None) -> str:
-    of_table = f"/v1/tables/{TablePath.parse(path)}/consumers"
-    return of_table if consumer is None else f"{of_table}/{quote(consumer, safe='')}"
+    url = f"/v1/tables/{TablePath.parse(path)}/consumers"
+    return url if consumer is None else f"{url}/{quote(consumer, safe='')}"

@@ -1,10 +1,10 @@
-"""Tells the service where a reader stands, beside the reading and never in its way.
+"""Reports the position of a reader to the service, without delaying the reader.
 
 Invariants:
-- `reached` only notes where the reader is: it asks nobody and waits for nobody
-- at most one report in REPORT_S, and one in UNMOVED_S of a reader that has not moved
-- a report that fails is told of once and tried again; the reader never hears of it
-- `commit` is the one call that waits for the service; no report that is older arrives after it
+- `reached` only notes the position, and neither sends nor waits
+- at most one report in REPORT_S; of an idle reader, one in UNMOVED_S
+- a failed report is logged once and repeated; the reader never sees the failure
+- only `commit` waits for the service; no earlier report arrives after it
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Send = Callable[[Mapping[int, int]], Mapping[str, int | None]]
 
 
 class ReportedLag(NamedTuple):
-    """What the service answered to a report, and when, by `time.monotonic`."""
+    """The service's answer to a report, and its time by `time.monotonic`."""
 
     rows: int | None
     lag_ms: int | None
@@ -40,7 +40,7 @@ class ReportedLag(NamedTuple):
 
 
 class ReportsPositions(Protocol):
-    """What is asked of a client here."""
+    """The client's call that this module needs."""
 
     def report_position(
         self,
@@ -54,13 +54,13 @@ class ReportsPositions(Protocol):
 
 
 class PositionReports:
-    """The reports of one reader, sent by a thread of its own, which ends with it."""
+    """The reports of one reader, sent by a thread with the reader's lifetime."""
 
     @classmethod
     def of(
         cls, client: ReportsPositions, path: str, consumer: str, *, reads_lake: bool = False
     ) -> PositionReports:
-        """Return the reports of one consumer of a table, which `client` sends."""
+        """Return the reports of a table's consumer, sent by `client`."""
         send = functools.partial(client.report_position, path, consumer, reads_lake=reads_lake)
         send_durably = functools.partial(send, is_durable=True)
         return cls(send, consumer=consumer, send_durably=send_durably)
@@ -87,15 +87,15 @@ class PositionReports:
         self._signals = _Signals()
         self._thread: threading.Thread | None = None
         self.lag: ReportedLag | None = None
-        """How far the reader was behind at its last report."""
+        """The reader's lag at its last report."""
 
     def reached(self, offsets: Mapping[int, int]) -> None:
-        """Note that every row below `offsets` is read; the map may go on to change."""
+        """Note that every row below `offsets` is read; the mapping may change later."""
         self._offsets = offsets
         if not self._signals.moved.is_set():
             self._signals.moved.set()
         if self._thread is None:
-            # It holds no reference to the reports: they end with their reader, and it with them.
+            # The thread has only a weak reference to the reports: both end with the reader.
             self._thread = threading.Thread(
                 target=_report_until_gone,
                 args=(weakref.ref(self), self._signals, self._report_s, self._unmoved_s),
@@ -105,16 +105,16 @@ class PositionReports:
             self._thread.start()
 
     def commit(self, offsets: Mapping[int, int]) -> None:
-        """Report that every row below `offsets` is read; it is durable on return."""
+        """Report that every row below `offsets` is read; durable on return."""
         if self._send_durably is None:
             raise InvalidRequestError(f"consumer '{self._consumer}' cannot commit positions here")
         with self._sending:
-            said = self._send_durably(offsets)
-            self._answered(offsets, said)
+            answer = self._send_durably(offsets)
+            self._answered(offsets, answer)
             self.reached(offsets)
 
     def flush(self) -> None:
-        """Report now what was reached since the last report; wait for it, but not for long."""
+        """Report the position now; wait for the report, at most for _FLUSH_S."""
         if self._thread is None or self._offsets == self._sent:
             return
         failures = self._failures
@@ -126,7 +126,7 @@ class PositionReports:
             )
 
     def close(self) -> None:
-        """Report what is left, and end the thread; idempotent."""
+        """Report the last position, and end the thread; idempotent."""
         if not self._signals.stopped.is_set():
             self.flush()
             self._signals.stop()
@@ -135,7 +135,7 @@ class PositionReports:
         self._signals.stop()
 
     def report_if_due(self) -> None:
-        """Report if the reader has moved, or has not for long. On the reports' own thread."""
+        """Report if the reader has moved, or after UNMOVED_S. On the reports' own thread."""
         with self._sending:
             self._report_if_due(dict(self._offsets))
 
@@ -144,19 +144,19 @@ class PositionReports:
         if not offsets or (offsets == self._sent and is_recent):
             return
         try:
-            said = self._send(offsets)
+            answer = self._send(offsets)
         except StreamhouseError as error:
             self._failed(error.message)
         except Exception as error:  # noqa: BLE001 - outermost loop of a thread: the reader goes on
             self._failed(repr(error))
         else:
-            self._answered(offsets, said)
+            self._answered(offsets, answer)
 
-    def _answered(self, offsets: Mapping[int, int], said: Mapping[str, int | None]) -> None:
+    def _answered(self, offsets: Mapping[int, int], answer: Mapping[str, int | None]) -> None:
         now_s = time.monotonic()
         with self._tries:
             self._sent, self._sent_s, self._failures = offsets, now_s, 0
-            self.lag = ReportedLag(said.get("lag_rows"), said.get("lag_ms"), now_s)
+            self.lag = ReportedLag(answer.get("lag_rows"), answer.get("lag_ms"), now_s)
             self._tries.notify_all()
 
     def _failed(self, why: str) -> None:
@@ -168,7 +168,7 @@ class PositionReports:
 
 
 class _Signals:
-    """What the reader tells the thread: it has moved, it cannot wait, it is gone."""
+    """The reader's signals to the thread: moved, in a hurry, gone."""
 
     def __init__(self) -> None:
         self.moved = threading.Event()
@@ -182,12 +182,12 @@ class _Signals:
 
 
 def _report_until_gone(
-    of: weakref.ref[PositionReports], signals: _Signals, report_s: float, unmoved_s: float
+    reports_ref: weakref.ref[PositionReports], signals: _Signals, report_s: float, unmoved_s: float
 ) -> None:
     while True:
         signals.moved.wait(unmoved_s)
         signals.moved.clear()
-        reports = of()
+        reports = reports_ref()
         if reports is None or signals.stopped.is_set():
             return
         signals.hurried.clear()

@@ -1,7 +1,8 @@
-"""What a log had below the offsets at which reading goes on.
+"""Fingerprints of the log below the offsets at which reading goes on.
 
-Only a service that shows rows before its journal has them tells it: should it lose rows together
-with its machine, others get their offsets, and nobody must take them for the rows that follow.
+Only a service that shows rows before their journaling sends fingerprints. If the service loses rows
+together with the machine, new rows get the same offsets. By the fingerprint a reader sees the
+broken history.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _OFFSETS_MAX: Final = 10_000
 
 
 class ReachedOffsets:
-    """Fingerprints by table, bucket and offset, the latest of them; any thread."""
+    """The latest fingerprints, by table, bucket and offset. Thread-safe."""
 
     def __init__(self) -> None:
         self._fingerprints: OrderedDict[tuple[str, int, int], str] = OrderedDict()
         self._lock = threading.Lock()
 
     def note(self, path: str, reached: Mapping[int, tuple[int, str]]) -> None:
-        """Remember bucket -> (offset, fingerprint), as an answer says."""
+        """Remember bucket -> (offset, fingerprint) from an answer."""
         with self._lock:
             for bucket, (offset, fingerprint) in reached.items():
                 self._fingerprints[path, bucket, offset] = fingerprint
@@ -32,7 +33,7 @@ class ReachedOffsets:
                 self._fingerprints.popitem(last=False)
 
     def forget(self, path: str, offsets: Mapping[int, int]) -> None:
-        """Forget what was below these offsets: who begins to read there goes on from nothing."""
+        """Forget the fingerprints at these offsets: a new reader there has read nothing before."""
         with self._lock:
             for bucket, offset in offsets.items():
                 self._fingerprints.pop((path, bucket, offset), None)
@@ -44,9 +45,15 @@ class ReachedOffsets:
                 del self._fingerprints[key]
 
     def at(self, path: str, offsets: Mapping[int, int]) -> dict[int, str]:
-        """Return bucket -> fingerprint, of the buckets whose is known at its offset."""
-        # Mostly there are none, of any.
+        """Return bucket -> fingerprint, for the buckets with a fingerprint at the offset."""
+        # The common case: no fingerprints at all.
         if not self._fingerprints:
             return {}
-        found = {b: self._fingerprints.get((path, b, offset)) for b, offset in offsets.items()}
-        return {bucket: said for bucket, said in found.items() if said is not None}
+        fingerprints = {
+            b: self._fingerprints.get((path, b, offset)) for b, offset in offsets.items()
+        }
+        return {
+            bucket: fingerprint
+            for bucket, fingerprint in fingerprints.items()
+            if fingerprint is not None
+        }

@@ -1,1 +1,1 @@
-"""Writes: rows on their way to tables, producers, transactions, rejected rows."""
+"""Writes: requests, producers, transactions, rejected rows."""

@@ -1,8 +1,8 @@
-"""Writes that keep the rows that do not fit: in `t$rejected`, together with the others.
+"""Writes that keep rows which do not fit in `t$rejected`, together with the fitting rows.
 
-Rows are divided here to see whether any does not fit: a request all of whose rows fit is one like
-any other. Else the service gets all of them in one request, divides them, and writes both kinds in
-one transaction. Who stages rows in a transaction stages the rejected ones beside it (`Rejects`).
+The client divides rows only to see whether all fit: then the request is an ordinary one. Otherwise
+the service gets all rows in a request, divides the rows, and writes both kinds in a transaction. A
+caller of a transaction stages the rejected rows beside it (`Rejects`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamhouse.client.values._python_rows import rows_as_tried
 from streamhouse.client.values.forms import PythonRows
 from streamhouse.client.writing._request_batches import bounded_batches
 from streamhouse.client.writing.transactions import StagedRejects, Transaction
-from streamhouse.client.writing.writes import AppendWriter, Ranges, Written
+from streamhouse.client.writing.writes import AppendWriter, Ranges, WriteProgress
 from streamhouse.core.errors import (
     InvalidRequestError,
     StreamhouseError,
@@ -51,7 +51,7 @@ OnError = Literal["refuse", "reject"]
 
 
 class RejectsClient(Protocol):
-    """What is asked of a `StorageClient` here."""
+    """The calls of `StorageClient` that this module needs."""
 
     def keep_rejected(self, path: str) -> TableInfo: ...
 
@@ -67,26 +67,26 @@ class RejectsClient(Protocol):
 
 
 class Rejects:
-    """Stages rejected rows beside one transaction, which commits them.
+    """Stages rejected rows beside a transaction, which commits both.
 
-    Many processes that stage into one transaction share one of the rejected rows, too: it is named
-    by the other's id.
+    Processes with a common transaction also share the transaction of rejected rows: the app id is
+    the main transaction's id.
     """
 
     def __init__(self, client: RejectsClient, transaction: Transaction, *, path: str) -> None:
         self._client = client
         self._transaction = transaction
         self._path = path
-        self._begun: Transaction | None = None
+        self._companion_transaction: Transaction | None = None
         self._parts: list[str] = []
         self.row_count = 0
 
     @property
     def staged(self) -> StagedRejects | None:
-        """What to name in the commit; None: nothing was rejected."""
-        if self._begun is None:
+        """The rejected rows for the commit; None: nothing was rejected."""
+        if self._companion_transaction is None:
             return None
-        return StagedRejects(self._begun.transaction_id, tuple(self._parts))
+        return StagedRejects(self._companion_transaction.transaction_id, tuple(self._parts))
 
     def stage(
         self, checked: CheckedRows, *, operation: str, source: str, first_row: int = 0
@@ -97,12 +97,12 @@ class Rejects:
         self.row_count += len(checked.misfits)
 
     def _stage(self, rows: pa.RecordBatch) -> None:
-        if self._begun is None:
-            self._begun = self.begin("upsert")
-        self._parts.append(self._begun.stage(rows))
+        if self._companion_transaction is None:
+            self._companion_transaction = self.begin("upsert")
+        self._parts.append(self._companion_transaction.stage(rows))
 
     def begin(self, operation: str) -> Transaction:
-        """Begin the transaction of the rejected rows, or join it; the table is made if need be."""
+        """Begin or join the transaction of the rejected rows; creates the table if needed."""
         companion = self._client.keep_rejected(self._path)
         return self._client.begin_transaction(
             str(companion.path),
@@ -128,9 +128,9 @@ def is_rejecting(on_error: str, columns: Sequence[str] | None, *, path: str) -> 
 def divided_batches(
     table: TableInfo, data: pa.Table | pa.RecordBatch, operation: TransactionOperation
 ) -> Iterator[tuple[pa.RecordBatch, CheckedRows]]:
-    """Yield batches, each fit for one request, and which of their rows fit.
+    """Yield batches, each fit for one request, with its fitting rows and misfits.
 
-    Raises for columns that no row of the table could have.
+    Raises for columns unknown to the table.
     """
     is_delete = operation is TransactionOperation.DELETE
     data = _fitted(table, data)
@@ -141,12 +141,12 @@ def divided_batches(
 
 
 def _fitted(table: TableInfo, data: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
-    """Return rows with columns as the table has them, where no value is tried by itself."""
-    tried = castable(data.schema, table)
+    """Return rows converted to the table's types where whole columns convert at once."""
+    castable_schema = castable(data.schema, table)
     casts = {
         name: t
         for name, t in castings(data.schema, table.schema).items()
-        if tried.field(name).type == data.schema.field(name).type
+        if castable_schema.field(name).type == data.schema.field(name).type
     }
     return fitted(data, casts, table=str(table.path))
 
@@ -164,9 +164,9 @@ def send_divided(
 ) -> Ranges:
     """Let the service divide rows and write both kinds, once for a `transaction_id`.
 
-    `first_row` is the number of the first row in what it is from. An `app`, a name and a version,
-    writes this version once, however late it is repeated. Returns where the rows that fit are.
-    Raises `UnknownOutcomeError` for any refusal after an attempt that may have been stored.
+    `first_row` is the first row's number in the source. With an `app`, a name and a version, this
+    version is written once, however late a repetition comes. Returns the ranges of the fitting
+    rows. Raises `UnknownOutcomeError` for any refusal after an attempt that may have been stored.
     """
     query = {
         "on_error": "reject",
@@ -191,15 +191,15 @@ def send_divided(
         if any(isinstance(failure, UnknownOutcomeError) for failure in failures):
             raise UnknownOutcomeError(error.message, request_id=error.request_id) from error
         raise
-    said = json.loads(answer.data)
-    return ranges_in(said.get("table_id"), said["buckets"])
+    answer_body = json.loads(answer.data)
+    return ranges_in(answer_body.get("table_id"), answer_body["buckets"])
 
 
 @dataclass
 class RejectingCall:
-    """One call that may reject rows: which of them are written, and where.
+    """A call that may reject rows: the progress, and the ranges written.
 
-    It may be told to go on with the table as it is by then: nothing is written twice.
+    `resume` may be called again with a fresh table: nothing is written twice.
     """
 
     transport: HttpTransport
@@ -207,19 +207,19 @@ class RejectingCall:
     operation: TransactionOperation
     writer: AppendWriter | None
     write: Callable[[TableInfo, pa.RecordBatch], Ranges]
-    """Writes rows that fit, which is one request."""
-    written: Written = field(default_factory=Written)
+    """Writes fitting rows by one request."""
+    written: WriteProgress = field(default_factory=WriteProgress)
     first_row: int = 0
-    """The number of the data's first row in what it is from."""
+    """The number of the data's first row in the source."""
 
-    def go_on(self, table: TableInfo) -> Ranges:
-        """Write what is not written yet; return where the rows that fit are."""
+    def resume(self, table: TableInfo) -> Ranges:
+        """Write the remaining rows; return the ranges of the fitting rows."""
         written = self.written
         data = self.data
         if isinstance(data, PythonRows):
             data = rows_as_tried(table, data.rows)
-        left = data.slice(written.row_count) if written.row_count else data
-        for rows, checked in divided_batches(table, left, self.operation):
+        remaining_rows = data.slice(written.row_count) if written.row_count else data
+        for rows, checked in divided_batches(table, remaining_rows, self.operation):
             # Rows may take more memory in the table's types, and then need several requests.
             fit = list(bounded_batches(checked.rows))
             if checked.misfits or len(fit) > 1:

@@ -1,4 +1,4 @@
-"""Cutting, joining and routing what a caller gives into batches that each fit one request."""
+"""Cutting, joining and routing a caller's rows into batches of the size of one request."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = [
 REQUEST_BYTES_TARGET: Final = 8 << 20
 BATCH_ROWS_MAX: Final = 65_536
 ROW_BYTES_MAX: Final = 32 << 20
-"""The longest row of a log table as it is sent: the service's largest record batch."""
+"""The longest row of a log table on the wire: the service's largest record batch."""
 KEYED_ROW_BYTES_MAX: Final = 8 << 20
-"""The longest row by key, in the form in which it is stored."""
+"""The longest row of a primary key table, in its stored form."""
 _ROW_OVERHEAD_BYTES: Final = 512
-"""What a column of one row may have more as it is sent than as it is stored by key."""
+"""The most bytes by which a row's column is longer on the wire than in its stored form."""
 
 _FLAT_TYPES: Final = frozenset(
     t.id
@@ -56,10 +56,10 @@ def bounded_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield `data` in order as non-empty batches, each fit for one request.
 
-    Of batches that come one by one no more are held than one request has, and the next.
+    From an iterator of batches at most one request's batches and the next batch are in memory.
 
-    Small chunks are put together: a request and a sync for each would cost more than the copy.
-    Who knows whether the columns are flat (`has_flat_columns`) may say so.
+    Small chunks are joined: a request and a sync for each would cost more than the copy. A caller
+    that knows whether the columns are flat (`has_flat_columns`) may pass `is_flat`.
     """
     chunks: Iterable[pa.RecordBatch]
     if isinstance(data, pa.RecordBatch):
@@ -90,21 +90,21 @@ def bounded_batches(
 
 
 def check_row_sizes(data: pa.Table | pa.RecordBatch, table: TableInfo) -> None:
-    """Raise `RequestTooLargeError` for the first row that the service would refuse for its size.
+    """Raise `RequestTooLargeError` for the first row above the service's limit.
 
-    Before anything of the call is sent: its other rows would be stored, and this one not.
+    The check precedes the first request: otherwise the other rows would be stored without this row.
     """
     bytes_max = ROW_BYTES_MAX
     if table.is_primary_key_table:
         if not has_flat_columns(data.schema):
-            # Nested values are stored by key in another form, which the service alone measures.
+            # Nested values have another stored form, which only the service can measure.
             return
         bytes_max = KEYED_ROW_BYTES_MAX + _ROW_OVERHEAD_BYTES * data.num_columns
     first = 0
     for chunk in [data] if isinstance(data, pa.RecordBatch) else data.to_batches():
-        found = _row_too_large(chunk, bytes_max)
-        if found is not None:
-            row, size = found
+        large_row = _row_too_large(chunk, bytes_max)
+        if large_row is not None:
+            row, size = large_row
             raise RequestTooLargeError(
                 f"table '{table.path}': row {first + row} has {size} bytes; at most {bytes_max}:"
                 " keep larger values as files, and their addresses in the table"
@@ -113,11 +113,11 @@ def check_row_sizes(data: pa.Table | pa.RecordBatch, table: TableInfo) -> None:
 
 
 def _row_too_large(batch: pa.RecordBatch, bytes_max: int) -> tuple[int, int] | None:
-    """Return place and size of the first row that is too large, by halves: most are not."""
+    """Return place and size of the first row that is too large, by bisection."""
     waiting = [(0, batch)]
     while waiting:
         first, part = waiting.pop()
-        # As it is sent a row is padded, and a little larger than its values.
+        # On the wire a row is padded, and a little larger than its values.
         if part.nbytes <= bytes_max // 2:
             continue
         if part.num_rows == 1:
@@ -131,7 +131,7 @@ def _row_too_large(batch: pa.RecordBatch, bytes_max: int) -> tuple[int, int] | N
 
 
 def bounded_parts(reader: pa.RecordBatchReader, *, call: str) -> Iterator[Arrow]:
-    """Yield what a stream has as parts that each fit one request, at least one."""
+    """Yield a stream's rows as parts of the size of a request, at least one part."""
     is_empty = True
     for rows in bounded_batches(batches_of(reader, call=call)):
         is_empty = False
@@ -141,12 +141,12 @@ def bounded_parts(reader: pa.RecordBatchReader, *, call: str) -> Iterator[Arrow]
 
 
 def has_flat_columns(schema: pa.Schema) -> bool:
-    """Whether columns go as they are, and none has more bytes than all buffers together."""
+    """Return whether all columns are flat: none then has more bytes than all buffers."""
     return _FLAT_TYPES.issuperset([t.id for t in schema.types])
 
 
 def _is_plainly_small(batch: pa.RecordBatch, is_flat: bool | None) -> bool:
-    """Whether a batch fits one request by what is soon known: looking closer takes 15 us."""
+    """Return whether a batch surely fits one request, by an estimate: a full look takes 15 us."""
     return (
         batch.num_rows <= BATCH_ROWS_MAX
         and batch.get_total_buffer_size() * batch.num_columns <= REQUEST_BYTES_TARGET
@@ -160,7 +160,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Halve a batch until each part is small enough, or one row; rows may differ much in size."""
+    """Halve a batch until each part is small enough, or has one row; row sizes may vary a lot."""
     # `nbytes` counts a slice's own part of shared buffers.
     if batch.num_rows > 1 and (
         batch.num_rows > BATCH_ROWS_MAX or batch.nbytes > REQUEST_BYTES_TARGET
@@ -173,9 +173,9 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return `batch` without dictionaries, which the wire has not, and without views.
+    """Return `batch` without dictionaries, which the wire format lacks, and without views.
 
-    Of views nobody knows how many bytes a part of them has, and Arrow cannot sort them by bucket.
+    The size of a slice of a view column is unknown, and Arrow cannot sort views by bucket.
     """
     types = [
         plain_type(t.value_type if pa.types.is_dictionary(t) else t, what="the data")
@@ -204,9 +204,9 @@ def rows_by_bucket(table: TableInfo, rows: pa.RecordBatch) -> dict[int, pa.Recor
     present = [i for i, name in enumerate(names) if name in table.descriptor.primary_key]
     keys = conform(rows.select(present), _key_schema(Same(table)), table=str(table.path))
     bucket_key = table.descriptor.effective_bucket_key
-    few = buckets_of_few([keys.column(name) for name in bucket_key], table.bucket_count)
-    if few is not None:
-        return rows_of_buckets(rows, few)
+    bucket_of_row = buckets_of_few([keys.column(name) for name in bucket_key], table.bucket_count)
+    if bucket_of_row is not None:
+        return rows_of_buckets(rows, bucket_of_row)
     return rows_of_buckets(rows, buckets_for_rows(keys, bucket_key, table.bucket_count))
 
 

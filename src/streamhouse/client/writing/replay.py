@@ -1,7 +1,7 @@
-"""Rejected rows tried again: what fits is written and, in the same transaction, rejected no more.
+"""Rejected rows tried again: a fitting row is written and leaves `t$rejected` in one transaction.
 
-Replays of a table count up: each of their transactions is the version after the last one that was
-committed. Of two that run at once one finds its version taken, writes nothing, and looks again.
+Replays of a table count up: each transaction's version is one more than the last committed version.
+The slower of two concurrent replays finds the version taken, writes nothing, and starts again.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _CHANGES: Final = {"delete": "-D"}
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did: rows that are in the table now, and rows that are rejected still."""
+    """The result of a replay: rows moved into the table, and rows still rejected."""
 
     moved: int
     left: int
 
 
 class _Client(RejectsClient, Protocol):
-    """What is asked of a client here."""
+    """The client's calls for this module."""
 
     def describe_table(self, path: str) -> TableInfo: ...
 
@@ -47,7 +47,7 @@ class _Client(RejectsClient, Protocol):
 def replay_rejected(
     client: _Client, path: str, *, read: Callable[[str], pa.Table], fix: Fix | None
 ) -> Replayed:
-    """Try every rejected row of a table once; `read` returns the rows of a table."""
+    """Try every rejected row of a table once; `read` returns a table's rows."""
     table = client.describe_table(path)
     companion = str(rejected_path(TablePath.parse(path)))
     tried: set[str] = set()
@@ -64,7 +64,7 @@ def replay_rejected(
             chunk = waiting[start : start + _CHUNK_ROWS]
             written = _replay_chunk(client, table, chunk, fix, version)
             if written is None:
-                # Another replay was faster: what it moved must not be written again.
+                # Another replay was faster: the rows it moved must not be written again.
                 break
             tried.update(row[ID_COLUMN] for row in chunk)
             moved += written
@@ -95,13 +95,13 @@ def _replay_chunk(
     fix: Fix | None,
     version: int,
 ) -> int | None:
-    """Write what fits of some rejected rows; return how many, None if the version is taken."""
-    ids, rows = _to_try(table, rejected, fix)
+    """Write the fitting rows; return their number, None if the version is taken."""
+    ids, rows = _rows_to_try(table, rejected, fix)
     if not ids:
         return 0
     checked = divide_rows(table, rows)
-    done = [row_id for position, row_id in enumerate(ids) if position not in checked.misfits]
-    if not done:
+    fitting_ids = [row_id for position, row_id in enumerate(ids) if position not in checked.misfits]
+    if not fitting_ids:
         return 0
     path = str(table.path)
     with client.begin_transaction(
@@ -110,14 +110,14 @@ def _replay_chunk(
         if transaction.is_skipped:
             return None
         deletion = Rejects(client, transaction, path=path).begin("delete")
-        gone = StagedRejects(
-            deletion.transaction_id, (deletion.stage(pa.table({ID_COLUMN: done})),)
+        staged_deletes = StagedRejects(
+            deletion.transaction_id, (deletion.stage(pa.table({ID_COLUMN: fitting_ids})),)
         )
-        result = transaction.commit([transaction.stage(checked.rows)], rejected=gone)
-        return None if result.is_skipped else len(done)
+        result = transaction.commit([transaction.stage(checked.rows)], rejected=staged_deletes)
+        return None if result.is_skipped else len(fitting_ids)
 
 
-def _to_try(
+def _rows_to_try(
     table: TableInfo, rejected: Sequence[Mapping[str, Any]], fix: Fix | None
 ) -> tuple[list[str], list[dict[str, Any]]]:
     ids, rows = [], []
@@ -127,8 +127,8 @@ def _to_try(
         values = json.loads(row["row"])
         if table.is_primary_key_table and row["operation"] in _CHANGES:
             values[CHANGE_TYPE_COLUMN] = _CHANGES[row["operation"]]
-        tried = values if fix is None else fix(dict(values))
-        if tried is not None:
+        row_to_try = values if fix is None else fix(dict(values))
+        if row_to_try is not None:
             ids.append(row[ID_COLUMN])
-            rows.append(dict(tried))
+            rows.append(dict(row_to_try))
     return ids, rows

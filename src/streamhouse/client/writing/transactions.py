@@ -1,4 +1,4 @@
-"""Transactions: rows staged by many, in the table at one instant or not at all."""
+"""Transactions: staged rows, visible from one instant on or never."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ from streamhouse.core.wire.arrow_body import encode_append_body
 __all__ = ["StagedRejects", "Transaction"]
 
 _COMMIT_WAIT_S: Final = 20.0
-# One request stages about so much; the service holds a body in memory while it takes it.
+# The target size of a staging request; the service holds its body in memory.
 _STAGE_BYTES_TARGET: Final = 32 << 20
 _SEPARATOR: Final = "+"
 
 
 class StagedRejects(NamedTuple):
-    """Parts of a transaction of the table of rejected rows."""
+    """Staged parts of a transaction of the table of rejected rows."""
 
     transaction_id: str
     parts: Sequence[str]
 
 
 class Transaction:
-    """One transaction of one table; from `begin_transaction`, or `open_transaction` elsewhere.
+    """A transaction of one table; from `begin_transaction`, or elsewhere from `open_transaction`.
 
-    Thread-safe: many may stage at once, also from many processes that know the id. In a `with`
-    block it is aborted at the end unless it was committed.
+    Thread-safe: many threads may stage at once, also in many processes that know the id. At the end
+    of a `with` block an uncommitted transaction is aborted.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class Transaction:
         self._is_over = False
         self.transaction_id = transaction_id
         self.last_version: int | None = None
-        """Of a transaction begun here: what its application had committed, as is remembered."""
+        """For a transaction begun here: the last version committed by its application, if
+        remembered.
+        """
 
     def __repr__(self) -> str:
         return f"Transaction('{self._path}', {self.transaction_id or 'skipped'})"
@@ -97,35 +99,35 @@ class Transaction:
         try:
             self.abort()
         except StreamhouseError:
-            # It times out by itself; what ended the block matters more.
+            # The transaction times out by itself; the exception of the block matters more.
             if error is None:
                 raise
 
     @property
     def is_skipped(self) -> bool:
-        """Whether there is nothing to do: the application has committed that version before.
+        """Whether the application has committed this version before: nothing is to do.
 
-        Staging into such a transaction does nothing, and committing answers that it was skipped.
+        Staging into a skipped transaction does nothing, and a commit returns the status `skipped`.
         """
         return not self.transaction_id
 
     @functools.cached_property
     def table(self) -> TableInfo:
-        """The table, as it was when the first rows were staged; commit and abort do not ask."""
+        """The table at the first staged rows; commit and abort do not need it."""
         return self._describe()
 
     def stage(self, data: Rows) -> str:
-        """Store rows durably, seen by nobody; return what names them in `commit`.
+        """Store rows durably but invisibly; return the name of the part for `commit`.
 
-        Rows are checked as `append`, `upsert` and `delete` check them. Retries inside the call are
-        harmless, and what no commit names is dropped, so that a task may simply be run again.
+        Rows are checked as in `append`, `upsert` and `delete`. Retries inside the call are
+        harmless, and parts that no commit names are dropped: a failed task may simply run again.
         """
         if self.is_skipped:
             return ""
-        given = data if is_arrow(data) else normalized_rows(data, call="stage")
-        if isinstance(given, PythonRows):
-            given = rows_as_arrow(self.table, given.rows)
-        parts = [self._stage(body) for body in self._bodies(given)]
+        rows = data if is_arrow(data) else normalized_rows(data, call="stage")
+        if isinstance(rows, PythonRows):
+            rows = rows_as_arrow(self.table, rows.rows)
+        parts = [self._stage(body) for body in self._bodies(rows)]
         return _SEPARATOR.join(parts)
 
     def commit(
@@ -139,32 +141,32 @@ class Transaction:
     ) -> CommitResult:
         """Make the named rows visible at one instant, all or none, in this order.
 
-        With `read_offsets`, the high watermarks of all buckets before the rows were computed from
-        the table, it happens only if nobody has since changed the rows with their keys, or with
-        `isolation="serializable"` and in log tables any row; the table itself must not have been
-        created again, so they are offsets as `positions` has them, which know their table. Else it
-        raises `CommitConflictError` and nothing is written: read again and begin anew. With the
-        rows what is `rejected` is in the table of rejected rows, or neither is.
+        `read_offsets` are the high watermarks of all buckets before the rows were computed from the
+        table. The commit then succeeds only if rows with the same keys are unchanged since; with
+        `isolation="serializable"`, and in log tables, only if all rows are unchanged. The offsets
+        carry the table's id, as those of `positions` do: the table must not have been created
+        again. Otherwise the call raises `CommitConflictError` and writes nothing: read again and
+        begin anew. The rows of `rejected` are committed together with the named rows.
 
-        Repeating it is harmless and answered alike. Parts not named are dropped. Raises
-        `UnavailableError` when it is not done in `timeout_s`; it goes on, and may be asked again.
+        Repeating a commit is harmless and has the same result. Unnamed parts are dropped. After
+        `timeout_s` the call raises `UnavailableError`; the commit goes on, and may be repeated.
         """
         if self.is_skipped:
             return CommitResult(
                 status=TransactionStatus.SKIPPED, ranges={}, row_count=0, timestamp_us=0
             )
-        body: dict[str, Any] = {"parts": _named(parts)}
+        body: dict[str, Any] = {"parts": _part_names(parts)}
         if read_offsets is not None:
-            body |= self._read(read_offsets, isolation).to_json()
+            body |= self._read_position(read_offsets, isolation).to_json()
         if rejected is not None:
             body["rejected"] = {
                 "transaction_id": rejected.transaction_id,
-                "parts": _named(rejected.parts),
+                "parts": _part_names(rejected.parts),
             }
         deadline = time.monotonic() + timeout_s
         while True:
-            left_s = max(deadline - time.monotonic(), 0.0)
-            wait_s = min(_COMMIT_WAIT_S, left_s)
+            remaining_s = max(deadline - time.monotonic(), 0.0)
+            wait_s = min(_COMMIT_WAIT_S, remaining_s)
             answer = self._transport.request_json(
                 "POST",
                 f"{self._url}/commit",
@@ -183,7 +185,7 @@ class Transaction:
                     " commit again to wait for it"
                 )
 
-    def _read(self, offsets: Mapping[int, int], isolation: str) -> ReadPosition:
+    def _read_position(self, offsets: Mapping[int, int], isolation: str) -> ReadPosition:
         table_id = table_of_offsets(offsets.values(), what="commit: read_offsets")
         if table_id is None and any(offset > 0 for offset in offsets.values()):
             raise InvalidRequestError(
@@ -194,7 +196,7 @@ class Transaction:
         return ReadPosition(offsets=offsets, table_id=table_id, isolation=Isolation(isolation))
 
     def abort(self) -> TransactionStatus:
-        """Drop what is staged; return the status, which is not `aborted` if it is committed."""
+        """Drop the staged rows; return the status, which is not `aborted` after a commit."""
         self._is_over = True
         if self.is_skipped:
             return TransactionStatus.SKIPPED
@@ -205,7 +207,7 @@ class Transaction:
         return TransactionStatus(answer["status"])
 
     def status(self) -> dict[str, Any]:
-        """Return how far it is: `status`, rows and bytes staged, rows committed so far."""
+        """Return the progress: `status`, staged rows and bytes, and committed rows."""
         answer: dict[str, Any] = self._transport.request_json("GET", self._url)
         return answer
 
@@ -213,7 +215,7 @@ class Transaction:
         answer = self._transport.request(
             "POST",
             f"{self._url}/stage",
-            # A repetition of this very request is answered with the part that it made.
+            # A repeated request gets the part of the first one.
             query={"token": secrets.token_hex(16), "schema_id": self.table.stated_version},
             body=body,
             is_repeatable=True,
@@ -221,7 +223,7 @@ class Transaction:
         return str(json.loads(answer.data)["part"])
 
     def _bodies(self, data: Arrow | pa.RecordBatchReader) -> Iterator[pa.Buffer]:
-        """Yield the requests that stage `data`, at least one."""
+        """Yield the bodies of staging requests for `data`, at least one."""
         schema = data.schema
         name = str(self._path)
         casts = castings(schema, self.table.schema)
@@ -229,13 +231,13 @@ class Transaction:
         size = 0
         is_empty = True
         if not self.table.is_primary_key_table:
-            known = self.table.schema_version(
+            version = self.table.schema_version(
                 version_of(self.table, schema, stated=self.table.schema_id)
             )
-            casts = castings(schema, known)
+            casts = castings(schema, version)
             fit = pa.schema([f.with_type(casts.get(f.name, f.type)) for f in schema])
-            check_schema(fit, known, table=name)
-            schema = known.to_arrow()
+            check_schema(fit, version, table=name)
+            schema = version.to_arrow()
         if isinstance(data, pa.RecordBatchReader):
             data = (self._checked(b, casts) for b in batches_of(data, call="stage"))
         else:
@@ -262,5 +264,5 @@ class Transaction:
         return log_rows_by_bucket(self.table, rows, schema_id=schema_id, spread=spread_anywhere)
 
 
-def _named(parts: Sequence[str]) -> list[str]:
+def _part_names(parts: Sequence[str]) -> list[str]:
     return [part for joined in parts for part in joined.split(_SEPARATOR) if part]

@@ -1,7 +1,7 @@
 """Rows on their way to a table: checked, routed to buckets, numbered, sent.
 
-A batch has a writer and, in its bucket, a sequence: the service stores it once, however often it
-arrives. One batch to each bucket is under way at a time for a writer.
+A batch has a writer and, in its bucket, a sequence: the service stores each sequence once, however
+often it arrives. A writer has one batch for each bucket under way at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
     "ColumnChecks",
     "Ranges",
     "TableWrites",
-    "Written",
+    "WriteProgress",
     "log_rows_by_bucket",
     "route",
     "send",
@@ -56,9 +56,9 @@ __all__ = [
 ]
 
 _SPREAD_ROWS_MIN: Final = 8_192
-# Who writes to more tables in turn has them checked again; those dropped are not kept for ever.
+# A writer to more tables has their columns checked again: the cache does not grow for ever.
 _CHECKS_KEPT_MAX: Final = 256
-_WHAT_NEEDS_A_KEY: Final = {
+_VERBS_OF_KEY_TABLES: Final = {
     TransactionOperation.UPSERT: "upsert into",
     TransactionOperation.DELETE: "delete from",
 }
@@ -71,9 +71,9 @@ Ranges = dict[int, tuple[int, int]]
 
 
 class AppendWriter:
-    """Numbers the batches of one writer so that the service stores each of them once.
+    """Numbers the batches of a writer: the service stores each number once.
 
-    Not thread-safe: sequences must reach the service in order, so each thread needs its own.
+    Not thread-safe: sequences must reach the service in order, and a thread needs its own writer.
     """
 
     def __init__(self, writer_id: int | None = None) -> None:
@@ -81,7 +81,7 @@ class AppendWriter:
         self.writer_id = writer_id or secrets.randbits(63) | 1
         self._next_sequence: dict[int, int] = {}
         self.transactions = 0
-        """How many calls went by a transaction, as those do that reject rows."""
+        """The number of calls sent as transactions, as calls that reject rows are."""
 
     def __repr__(self) -> str:
         return f"AppendWriter({self.writer_id})"
@@ -95,67 +95,69 @@ class AppendWriter:
         self._next_sequence[bucket] = self.next_sequence(bucket) + 1
 
     def renew(self) -> None:
-        """Become another writer: what was sent as this one no longer has to do with it."""
+        """Become a new writer: batches sent before no longer count for the sequences."""
         self.writer_id = secrets.randbits(63) | 1
         self._next_sequence.clear()
 
 
 class ColumnChecks:
-    """Checks the columns of writes; those of the last write of a kind are known to be right.
+    """Checks the columns of writes, with a cache of the last good columns by table and operation.
 
-    Most writes have the same columns, and comparing them costs a tenth of a small one. Thread-safe.
+    Most writes repeat their columns, and a check costs a tenth of a small write. Thread-safe.
     """
 
     def __init__(self) -> None:
-        self._last: dict[tuple[int, TransactionOperation], Checked] = {}
+        self._last: dict[tuple[int, TransactionOperation], CheckedColumns] = {}
 
     def check(
         self,
         table: TableInfo,
-        given: pa.Schema,
+        schema: pa.Schema,
         operation: TransactionOperation,
         columns: Sequence[str] | None,
-    ) -> Checked:
-        """Raise unless rows with the columns `given` can be written so, before anything is sent."""
-        chosen = None if columns is None else tuple(columns)
-        last = self._last.get((table.table_id, operation))
+    ) -> CheckedColumns:
+        """Raise before the first request if rows with this schema cannot be written."""
+        column_names = None if columns is None else tuple(columns)
+        cached = self._last.get((table.table_id, operation))
         if (
-            last is None
-            or last.table is not table
-            or last.columns != chosen
-            or not last.schema.equals(given)
+            cached is None
+            or cached.table is not table
+            or cached.columns != column_names
+            or not cached.schema.equals(schema)
         ):
-            casts = _check_columns(table, given, operation, columns)
+            casts = _check_columns(table, schema, operation, columns)
             if len(self._last) >= _CHECKS_KEPT_MAX:
                 self._last.clear()
-            last = Checked(table, chosen, given.remove_metadata(), has_flat_columns(given), casts)
-            self._last[table.table_id, operation] = last
-        return last
+            cached = CheckedColumns(
+                table, column_names, schema.remove_metadata(), has_flat_columns(schema), casts
+            )
+            self._last[table.table_id, operation] = cached
+        return cached
 
 
-class Checked(NamedTuple):
+class CheckedColumns(NamedTuple):
     table: TableInfo
     columns: tuple[str, ...] | None
     schema: pa.Schema
     is_flat: bool
-    """As `bounded_batches` would know."""
+    """The result of `has_flat_columns`."""
     casts: Mapping[str, pa.DataType]
-    """The columns whose values are to be `fitted`, and to which types."""
+    """Column -> the type to which its values must be converted (`fitted`)."""
 
 
 @dataclass
-class Written:
-    """How far a call is: what is stored of its rows, and where. A call that goes on adds to it."""
+class WriteProgress:
+    """The progress of a call: rows stored so far, and their offsets. A resumed call adds to it."""
 
     row_count: int = 0
     offsets: Ranges = field(default_factory=dict)
 
 
 class TableWrites:
-    """The writes of one client to all its tables. Thread-safe.
+    """The writes of a client to all tables. Thread-safe.
 
-    A call takes a writer for itself and gives it back only when every answer came: after a failure
-    its sequences are not known, and it is left to be forgotten.
+    A call takes an idle writer and returns it only after every answer: after a failure the writer's
+    sequences are uncertain, and the writer is dropped.
     """
 
     def __init__(self, transport: HttpTransport) -> None:
@@ -173,9 +175,9 @@ class TableWrites:
         *,
         columns: Sequence[str] | None = None,
         writer: AppendWriter | None,
-        written: Written | None = None,
+        written: WriteProgress | None = None,
     ) -> Ranges:
-        """Append, upsert or delete what of `data` is not `written` yet; see `StorageClient`."""
+        """Append, upsert or delete the rows of `data` that `written` lacks; see `StorageClient`."""
         if isinstance(data, PythonRows):
             if not data.rows:
                 return {}
@@ -183,29 +185,43 @@ class TableWrites:
         checked = self._checks.check(table, data.schema, operation, columns)
         if checked.casts:
             data = fitted(data, checked.casts, table=str(table.path))
-        own = writer or self._take_writer(table.table_id)
-        written = written or Written()
+        numbering_writer = writer or self._take_writer(table.table_id)
+        written = written or WriteProgress()
         offsets = written.offsets
-        left = data.slice(written.row_count) if written.row_count else data
-        if left.nbytes > REQUEST_BYTES_TARGET:
+        remaining_rows = data.slice(written.row_count) if written.row_count else data
+        if remaining_rows.nbytes > REQUEST_BYTES_TARGET:
             check_row_sizes(data, table)
-        for rows in bounded_batches(left, is_flat=checked.is_flat):
+        for rows in bounded_batches(remaining_rows, is_flat=checked.is_flat):
             parts = route(table, rows, operation, columns, spread=self._spread)
             try:
-                sent = send(self._transport, table, parts, operation, columns=columns, writer=own)
+                part_ranges = send(
+                    self._transport,
+                    table,
+                    parts,
+                    operation,
+                    columns=columns,
+                    writer=numbering_writer,
+                )
             except OutOfOrderSequenceError:
                 if writer is not None:
                     raise
-                # Its writer is forgotten there, or the table is another one by now: of these rows,
-                # sent for the first time, nothing is stored.
-                own.renew()
-                sent = send(self._transport, table, parts, operation, columns=columns, writer=own)
+                # The service has forgotten the writer, or has a new table: none of these rows, sent
+                # for the first time, is stored.
+                numbering_writer.renew()
+                part_ranges = send(
+                    self._transport,
+                    table,
+                    parts,
+                    operation,
+                    columns=columns,
+                    writer=numbering_writer,
+                )
             written.row_count += rows.num_rows
-            for bucket, span in sent.items():
+            for bucket, span in part_ranges.items():
                 offsets[bucket] = (offsets.get(bucket, span)[0], span[1])
         if writer is None:
             with self._lock:
-                self._idle_writers.setdefault(table.table_id, []).append(own)
+                self._idle_writers.setdefault(table.table_id, []).append(numbering_writer)
         return offsets
 
     def _take_writer(self, table_id: int) -> AppendWriter:
@@ -214,7 +230,7 @@ class TableWrites:
             return idle.pop() if idle else AppendWriter()
 
     def _spread(self, table: TableInfo, rows: pa.RecordBatch) -> Parts:
-        """Go on in the bucket after the last one: many small batches are spread, too."""
+        """Start with the bucket after the last one: many small batches are spread, too."""
         with self._lock:
             first = self._next_bucket.get(table.table_id)
             if first is None:
@@ -227,7 +243,7 @@ class TableWrites:
 def spread_anywhere(
     table: TableInfo, rows: pa.RecordBatch, *, first_bucket: int | None = None
 ) -> Parts:
-    """Spread rows that may go anywhere over the buckets from one on, by default a random one."""
+    """Spread rows without a bucket key over the buckets from one on, by default a random one."""
     if first_bucket is None:
         first_bucket = secrets.randbelow(table.bucket_count)
     return split_evenly(
@@ -237,44 +253,44 @@ def spread_anywhere(
 
 def _check_columns(
     table: TableInfo,
-    given: pa.Schema,
+    schema: pa.Schema,
     operation: TransactionOperation,
     columns: Sequence[str] | None,
 ) -> Mapping[str, pa.DataType]:
-    """Raise unless rows with the columns `given` can be written so, before anything is sent.
+    """Raise before the first request if rows with this schema cannot be written.
 
-    Returns the columns whose values are to be another type, and which.
+    Returns column -> type for the columns whose values must be converted.
     """
     name = str(table.path)
-    if operation in _WHAT_NEEDS_A_KEY and not table.is_primary_key_table:
+    if operation in _VERBS_OF_KEY_TABLES and not table.is_primary_key_table:
         raise UnsupportedError(
-            f"table '{name}' has no primary key: cannot {_WHAT_NEEDS_A_KEY[operation]} it"
+            f"table '{name}' has no primary key: cannot {_VERBS_OF_KEY_TABLES[operation]} it"
         )
     if operation is TransactionOperation.APPEND and table.is_primary_key_table:
         raise UnsupportedError(
             f"table '{name}' has a primary key: upsert rows instead of appending them"
         )
     if operation is TransactionOperation.DELETE:
-        wanted = table.schema.select(table.descriptor.primary_key, table=name)
-    elif operation is TransactionOperation.UPSERT and CHANGE_TYPE_COLUMN in given.names:
-        # Deletes alone need no other columns than the key: the service sees which they are.
-        return castings(given, table.schema)
+        expected = table.schema.select(table.descriptor.primary_key, table=name)
+    elif operation is TransactionOperation.UPSERT and CHANGE_TYPE_COLUMN in schema.names:
+        # Deletes need only the key: the service sees which rows are deletes.
+        return castings(schema, table.schema)
     elif columns is None:
-        wanted = table.schema_version(version_of(table, given, stated=table.schema_id))
+        expected = table.schema_version(version_of(table, schema, stated=table.schema_id))
     else:
-        wanted = table.schema.select(columns, table=name)
-    casts = castings(given, wanted)
+        expected = table.schema.select(columns, table=name)
+    casts = castings(schema, expected)
     if casts:
-        given = pa.schema([f.with_type(casts.get(f.name, f.type)) for f in given])
+        schema = pa.schema([f.with_type(casts.get(f.name, f.type)) for f in schema])
     try:
-        check_schema(given, wanted, table=name)
+        check_schema(schema, expected, table=name)
     except SchemaMismatchError as error:
-        known = [column.name for column in wanted.columns]
-        is_partial = set(table.descriptor.primary_key) <= set(given.names) < set(known)
+        column_names = [column.name for column in expected.columns]
+        is_partial = set(table.descriptor.primary_key) <= set(schema.names) < set(column_names)
         if operation is not TransactionOperation.UPSERT or not is_partial:
             raise
         raise SchemaMismatchError(
-            f"{error.message}; columns={given.names} leaves the others as they are"
+            f"{error.message}; columns={schema.names} leaves the others as they are"
         ) from error
     return casts
 
@@ -287,7 +303,7 @@ def route(
     *,
     spread: Callable[[TableInfo, pa.RecordBatch], Parts],
 ) -> Parts:
-    """Return rows by bucket; `spread` decides about those that may go anywhere."""
+    """Return rows by bucket; `spread` places rows without a bucket key."""
     if operation is TransactionOperation.APPEND:
         schema_id = version_of(table, rows.schema, stated=table.schema_id)
         return log_rows_by_bucket(table, rows, schema_id=schema_id, spread=spread)
@@ -304,7 +320,7 @@ def log_rows_by_bucket(
     schema_id: int,
     spread: Callable[[TableInfo, pa.RecordBatch], Parts],
 ) -> Parts:
-    """Return rows of a log table by bucket, as its schema has them in this version."""
+    """Return rows of a log table by bucket, in this version of its schema."""
     rows = conform(rows, table.schema_version(schema_id), table=str(table.path))
     key = table.bucket_key_of(schema_id)
     return split_by_bucket(rows, key, table.bucket_count) if key else spread(table, rows)
@@ -322,8 +338,8 @@ def send(
 ) -> Ranges:
     """Send one batch to each bucket under the writer's next sequences; return their offsets.
 
-    After an error that may pass, send the same parts again, `is_repeated`: they are stored once.
-    Raises `UnknownOutcomeError` for any refusal after an attempt that may have been stored.
+    After an error that may pass, call again with the same parts and `is_repeated`: they are stored
+    once. Raises `UnknownOutcomeError` for a refusal after an attempt that may have been stored.
     """
     batches = [(bucket, writer.next_sequence(bucket), rows) for bucket, rows in parts.items()]
     target = f"/v1/tables/{table.path}/{operation}"
@@ -344,16 +360,16 @@ def send(
         if any(isinstance(failure, UnknownOutcomeError) for failure in failures):
             raise UnknownOutcomeError(error.message, request_id=error.request_id) from error
         raise
-    said = json.loads(answer.data)
-    offsets: Ranges = ranges_in(said.get("table_id"), said["buckets"])
+    answer_body = json.loads(answer.data)
+    offsets: Ranges = ranges_in(answer_body.get("table_id"), answer_body["buckets"])
     if operation is TransactionOperation.APPEND:
         _check_appended(table, parts, offsets)
     for bucket, (start, end) in offsets.items():
-        # What changed nothing was not stored, and its sequence is still the next.
+        # An upsert without a change was not stored, and its sequence is still the next one.
         if end > start:
             writer.advance(bucket)
     if (is_repeated or failures) and any(start == end for start, end in offsets.values()):
-        # An attempt that still arrives may take the sequence: the next write must not have it.
+        # An attempt on its way may still take the sequence: the next write needs another writer.
         writer.renew()
     return offsets
 

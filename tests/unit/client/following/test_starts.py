@@ -78,7 +78,7 @@ def test_a_start_is_offsets(
     starts = _starts(start, committed=committed)
 
     assert starts.offsets == found
-    assert starts.anew == {bucket: found[bucket] for bucket in anew}
+    assert starts.fresh == {bucket: found[bucket] for bucket in anew}
 
 
 @pytest.mark.parametrize(

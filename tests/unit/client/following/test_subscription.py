@@ -10,7 +10,7 @@ from queue import Queue
 
 import pytest
 
-from streamhouse.client.following import Source, Standing, Subscription
+from streamhouse.client.following import ConsumerPosition, Source, Subscription
 from streamhouse.client.http._stop_signal import STOP, StopSignal
 from streamhouse.client.positions._position_reports import PositionReports
 from streamhouse.core.errors import InvalidRequestError, UnavailableError
@@ -209,12 +209,12 @@ class Service:
 
 
 def _named(table: Table, service: Service, *, by_commit: bool) -> Subscription[str]:
-    standing = Standing(service.reports, {0: 0}, by_commit=by_commit)
+    consumer_position = ConsumerPosition(service.reports, {0: 0}, is_by_commit=by_commit)
 
-    def note(standing: Standing, batch: str) -> None:
-        standing.handed(0, int(batch))
+    def note(consumer_position: ConsumerPosition, batch: str) -> None:
+        consumer_position.batch_delivered(0, int(batch))
 
-    return Subscription([table.source(note=note, standing=standing)])
+    return Subscription([table.source(note=note, consumer_position=consumer_position)])
 
 
 @pytest.mark.parametrize("is_polled", [True, False])

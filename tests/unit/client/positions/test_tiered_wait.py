@@ -57,30 +57,30 @@ def test_it_waits_for_the_rows_of_the_call_and_for_no_later_ones(buckets: list[l
 
     wait = TieredWait.of(now)
 
-    assert wait.rows_left(now) == sum(high - tiered for tiered, _, high, _ in buckets)
-    assert wait.rows_left(later) == sum(high - tiered for _, tiered, high, _ in buckets)
-    assert wait.rows_left(_state(*((end, end) for *_, end in buckets))) == 0
+    assert wait.missing_rows_of(now) == sum(high - tiered for tiered, _, high, _ in buckets)
+    assert wait.missing_rows_of(later) == sum(high - tiered for _, tiered, high, _ in buckets)
+    assert wait.missing_rows_of(_state(*((end, end) for *_, end in buckets))) == 0
 
 
 def test_rows_that_have_expired_are_not_waited_for() -> None:
-    assert TieredWait.of(_state((9, 2))).rows_left(_state((9, 2), first=7)) == 2
+    assert TieredWait.of(_state((9, 2))).missing_rows_of(_state((9, 2), first=7)) == 2
 
 
 def test_what_can_not_come_is_said_at_once() -> None:
     wait = TieredWait.of(_state((9, 2)))
 
-    with pytest.raises(TableNotFoundError, match="made anew"):
-        wait.rows_left(_state((9, 9), table_id=2))
+    with pytest.raises(TableNotFoundError, match="created again"):
+        wait.missing_rows_of(_state((9, 9), table_id=2))
     with pytest.raises(HistoryDivergedError, match="other rows"):
-        wait.rows_left(_state((9, 2), diverged="the lake has other rows"))
+        wait.missing_rows_of(_state((9, 2), diverged="the lake has other rows"))
     with pytest.raises(InvalidRequestError, match=r"7 rows of 'db\.t'.*datalake\.enabled is false"):
-        wait.rows_left(_state((9, 2), **{"table.datalake.enabled": "false"}))
+        wait.missing_rows_of(_state((9, 2), **{"table.datalake.enabled": "false"}))
 
 
 def test_a_late_wait_says_how_far_it_is() -> None:
     state = _state((9, 2), (5, 5))
 
-    said = TieredWait.of(state).is_late(state, timeout_s=1.5, rounds="nobody works")
+    said = TieredWait.of(state).late_message(state, timeout_s=1.5, rounds="nobody works")
 
     assert said == "7 rows of 'db.t' are not in the lake after 1.5 s: nobody works"
 
