@@ -106,7 +106,7 @@ class ColumnDroppedError(SchemaMismatchError):
 
 
 class UnknownColumnError(InvalidRequestError):
-    """A column was named that the table does not have."""
+    """A named column does not exist in the table."""
 
     code = "unknown_column"
 
@@ -137,7 +137,7 @@ class UnauthorizedError(StreamhouseError):
 
 
 class ForbiddenError(StreamhouseError):
-    """The token's grants do not allow this, or it would break what the service promises."""
+    """The token's grants do not allow the call, or the call would break a service's promise."""
 
     code = "forbidden"
     http_status = 403
@@ -293,7 +293,7 @@ class CommitConflictError(StreamhouseError):
 
 
 class TransactionClosedError(StreamhouseError):
-    """The transaction is decided: staging, and a commit of other parts, are refused."""
+    """The transaction is decided: staging is refused, and a commit of other parts."""
 
     code = "transaction_closed"
     http_status = 409
