@@ -42,7 +42,7 @@ from streamhouse.api.client import StreamhouseClient
 from streamhouse.reading.files import planner as lake_planner
 from streamhouse.reading.options.options import BATCH, read_options
 from streamhouse.reading.plan.scan_schema import output_columns
-from streamhouse.reading.plan.union_read import plan_batch_read
+from streamhouse.reading.plan.batch_read import plan_batch_read
 
 endpoint, table = sys.argv[1:3]
 options = read_options(

@@ -17,8 +17,8 @@ from benchmarks.harness import SCHEMA, make_rows, median, report, timed
 from streamhouse.api.client import StreamhouseClient
 from streamhouse.client import StorageClient
 from streamhouse.reading.options.options import BATCH, read_options
+from streamhouse.reading.plan.batch_read import plan_batch_read
 from streamhouse.reading.plan.row_form import table_columns
-from streamhouse.reading.plan.union_read import plan_batch_read
 from streamhouse.reading.scan.scan import LakePiece, LogPiece, Split
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

@@ -45,11 +45,12 @@ from streamhouse.reading.options.options import (
     shape_options,
 )
 from streamhouse.reading.plan.row_form import (
-    check_columns,
+    row_request,
     shape_columns,
-    stream_form,
+    stream_request,
     table_columns,
 )
+from streamhouse.reading.plan.row_request import RowRequest
 from streamhouse.reading.plan.scan_schema import check_types
 from streamhouse.reading.scan.scan import RowsPiece, ScanColumn, Split
 
@@ -88,7 +89,7 @@ class StreamhouseDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Plan a batch read of the columns of `schema`, on the current table."""
         from streamhouse.connector._partition_reader import StreamhouseBatchReader
-        from streamhouse.reading.plan.union_read import plan_batch_read
+        from streamhouse.reading.plan.batch_read import plan_batch_read
 
         accept_offered_values()
         options = read_options(self._options(BATCH), use=BATCH)
@@ -115,7 +116,6 @@ class StreamhouseDataSource(DataSource):
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from streamhouse.connector.stream._stream_reader import StreamhouseStreamReader
-        from streamhouse.reading.plan.tier_plan import read_context
 
         options = read_options(self._options(STREAM), use=STREAM)
         name = options.connection.name
@@ -128,18 +128,17 @@ class StreamhouseDataSource(DataSource):
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
         output = _output(self._loaded(), options, arrow_schema)
         # A wrong `where` should fail the start, not the first batch with rows.
-        context = read_context(self._loaded(), options, output)
-        check_columns(context, stream_form(self._loaded().table, options, output), name)
+        stream_request(self._loaded().table, options, output)
         return StreamhouseStreamReader(options, self._loaded(), output, arrow_schema)
 
     def _append_stream(self, options: ReadOptions, schema: StructType) -> DataSourceStreamReader:
         from streamhouse.connector.stream._append_stream import AppendStreamReader
-        from streamhouse.reading.plan.iceberg_read import source_context
 
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
         output = _output(self._loaded(), options, arrow_schema)
-        context = source_context(self._client(), self._loaded(), options, output)
-        return AppendStreamReader(options, self._loaded().table.schema, context, arrow_schema)
+        table = self._loaded().table
+        rows = row_request(table, options, output)
+        return AppendStreamReader(options, table, rows, arrow_schema)
 
     @spark_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -246,5 +245,5 @@ def _metadata_reader(
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
     piece = RowsPiece(stream=sink.getvalue().to_pybytes(), row_count=rows.num_rows)
-    context = scan_context(state, output=(), where=None, endpoint="", token=None)
+    context = scan_context(state.table, RowRequest())
     return StreamhouseBatchReader(context, [Split((piece,))], schema)

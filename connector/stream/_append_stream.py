@@ -27,12 +27,12 @@ from streamhouse.connector._partition_reader import (
     StreamhousePartition,
     spark_errors,
 )
-from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableInfo
 from streamhouse.reading.files.append_position import AppendPosition
 from streamhouse.reading.options.connection import client_for
 from streamhouse.reading.options.options import ReadOptions
 from streamhouse.reading.plan.iceberg_read import open_source, plan_appends
-from streamhouse.reading.scan.scan import ScanContext
+from streamhouse.reading.plan.row_request import RowRequest
 
 if TYPE_CHECKING:
     from streamhouse.reading.files.appends import SourceTable
@@ -46,16 +46,16 @@ class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
     def __init__(
         self,
         options: ReadOptions,
-        columns: Schema,
-        context: ScanContext,
+        table: TableInfo,
+        rows: RowRequest,
         schema: pa.Schema,
         client: StorageClient | None = None,
     ) -> None:
         """Use `client`, or else this process's client for the options' endpoint."""
         self._client = client
         self._options = options
-        self._columns = columns
-        self._context = context
+        self._table = table
+        self._rows = rows
         self._schema = schema
         self._initial: AppendPosition | None = None
         self._newest: SourceTable | None = None
@@ -106,7 +106,7 @@ class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
         first, last = self._position(start, source), self._position(end, source)
         if first == last:
             return []
-        plan = plan_appends(source, first, last, self._columns, self._context, self._options)
+        plan = plan_appends(source, first, last, self._table, self._rows, self._options)
         return [StreamhousePartition(split, plan.context) for split in plan.splits]
 
     # -- the table -----------------------------------------------------------------------------

@@ -36,7 +36,7 @@ USERS: Final[dict[str, dict[str, str]]] = {
     "offsets_for_timestamp": {
         "streamhouse.client.following._log_source": "asks the service, for a subscription",
         "streamhouse.reading.plan._key_table_read": "asks the service, for asOfTimestamp",
-        "streamhouse.reading.plan.union_read": "asks the service, for batch reads",
+        "streamhouse.reading.plan._lake_or_log": "asks the service, for batch reads",
         "streamhouse.reading.follow._stream_start": "asks the service, for streams",
     },
 }

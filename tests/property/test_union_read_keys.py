@@ -22,7 +22,7 @@ from streamhouse.reading.follow._stream_plan import plan_bootstrap_range, plan_s
 from streamhouse.reading.follow.stream_position import Bootstrap
 from streamhouse.reading.options.options import STREAM, read_options
 from streamhouse.reading.plan.row_form import table_columns
-from streamhouse.reading.plan.tier_plan import ReadPlan
+from streamhouse.reading.plan.table_cut import ReadPlan
 from streamhouse.reading.scan.scan import LakePiece, LogPiece
 from streamhouse.reading.scan.split_reader import read_split
 from tests.support.examples import examples

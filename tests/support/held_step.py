@@ -136,7 +136,7 @@ STEPS: Final = {
         "client.writing.transactions", "Transaction.commit", "a program dies around it"
     ),
     "lake-planning": Place(
-        "reading.plan.tier_plan", "plan_lake", "that the lake is not asked is seen nowhere"
+        "reading.plan._lake_cut", "cut_lake", "that the lake is not asked is seen nowhere"
     ),
     "plan-asking": Place(
         "connector.query._narrowing", "needs_of", "a session of Spark Connect takes a server"

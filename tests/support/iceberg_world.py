@@ -16,8 +16,8 @@ from streamhouse.client import StorageClient
 from streamhouse.connector.stream._append_stream import AppendStreamReader
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.reading.options.options import BATCH, STREAM, as_options, read_options
-from streamhouse.reading.plan.iceberg_read import source_context, source_state
-from streamhouse.reading.plan.row_form import table_columns
+from streamhouse.reading.plan.iceberg_read import source_state
+from streamhouse.reading.plan.row_form import row_request, table_columns
 from streamhouse.reading.plan.table_read import read_table
 from streamhouse.reading.scan.split_reader import read_split
 from tests.support.foreign_deletes import (
@@ -115,10 +115,9 @@ class IcebergWorld:
         output = table_columns(
             state.table, columns=read.columns, include_metadata=False, has_change_type=False
         )
-        context = source_context(self.client, state, read, output)
-        return AppendStreamReader(
-            read, state.table.schema, context, context.output_schema, self.client
-        )
+        schema = pa.schema([column.to_arrow() for column in output])
+        request = row_request(state.table, read, output)
+        return AppendStreamReader(read, state.table, request, schema, self.client)
 
 
 def numbered(start: int, end: int) -> pa.Table:

@@ -12,8 +12,8 @@ from streamhouse.client import TieringIdle
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.lake.facts import LakeRole
 from streamhouse.reading.options.options import BATCH, read_options
+from streamhouse.reading.plan.batch_read import plan_batch_read
 from streamhouse.reading.plan.scan_schema import output_columns
-from streamhouse.reading.plan.union_read import plan_batch_read
 from streamhouse.tiering.round._round import BATCH_STEPS, ROUND_STEPS
 from tests.support.tiering_world import SCHEMA, Killed, dying_at, rows
 from tests.support.union_world import UnionWorld

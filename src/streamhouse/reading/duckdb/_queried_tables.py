@@ -24,8 +24,8 @@ from streamhouse.core.errors import (
 )
 from streamhouse.reading.duckdb._arrow_filter import Condition, condition_of
 from streamhouse.reading.plan._splits_read import read_splits
+from streamhouse.reading.plan.table_cut import ReadPlan
 from streamhouse.reading.plan.table_read import PinnedTable
-from streamhouse.reading.plan.tier_plan import ReadPlan
 
 __all__ = ["Counted", "TableDataset", "check_not_stopped", "counted"]
 

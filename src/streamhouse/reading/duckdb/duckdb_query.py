@@ -38,8 +38,8 @@ from streamhouse.reading.duckdb._statement_names import (
     tables_named,
 )
 from streamhouse.reading.options.options import BATCH, as_options, read_options
+from streamhouse.reading.plan.table_cut import ReadPlan
 from streamhouse.reading.plan.table_read import PinnedTable
-from streamhouse.reading.plan.tier_plan import ReadPlan
 
 __all__ = ["MEMORY_LIMIT", "query_tables"]
 

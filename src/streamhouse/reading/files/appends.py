@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.core.model.schema import RESERVED_COLUMNS, Schema
+from streamhouse.lake.files.lake_filesystem import lake_file_properties
 from streamhouse.lake.iceberg_errors import metadata_errors
 from streamhouse.lake.opened_table import (
     OpenedTable,
@@ -75,13 +76,15 @@ def open_source_table(catalog: LakeCatalog, name: str) -> SourceTable:
             f"catalog '{catalog.name}' has no Iceberg table '{name}'; one is made by the first"
             " tiering round of a Streamhouse table, or by any other engine"
         )
-    return SourceTable(found)
+    return SourceTable(found, lake_file_properties(catalog.properties))
 
 
 class SourceTable:
     """One Iceberg table at one state of its metadata."""
 
-    def __init__(self, table: OpenedTable) -> None:
+    def __init__(self, table: OpenedTable, file_properties: Mapping[str, str]) -> None:
+        self.file_properties = file_properties
+        """How a task opens the files."""
         self._name = table.name
         self._table = table
         self.uuid = table.uuid

@@ -16,6 +16,7 @@ from streamhouse.core.model.lake.facts import (
     TIERED_OFFSETS_PROPERTY,
     LakeCatalog,
     LakeRole,
+    LakeState,
 )
 from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.model.schema import (
@@ -32,7 +33,7 @@ from streamhouse.reading.files._file_planner import FilePlanner
 from streamhouse.reading.files._pruning import LakeQuery
 from streamhouse.reading.scan.scan import LakeFile
 
-__all__ = ["LakeTable", "older_lake", "open_lake_table"]
+__all__ = ["LakeFiles", "LakeTable", "older_lake", "open_lake_table"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,17 @@ class LakeTable:
     def covered(self, table_id: int, role: LakeRole) -> CoveredOffsets | None:
         """Return what the table as it is now covers; None if no round of that table is in it."""
         return self._table.covered(table_id, role=role)
+
+    def unregistered_offsets(self, table_id: int, registered: LakeState) -> CoveredOffsets | None:
+        """Return what the table covers now, None if that is what the service has registered."""
+        covered = self.covered(table_id, registered.role)
+        if covered is None:
+            return None
+        is_registered = covered.tiered_offsets == registered.tiered_offsets and all(
+            registered.fingerprints.get(bucket, fingerprint) == fingerprint
+            for bucket, fingerprint in covered.fingerprints.items()
+        )
+        return None if is_registered else covered
 
     def _covered_by(self, snapshot_id: int) -> CoveredOffsets | None:
         """Return what Streamhouse said of a snapshot, or of its newest ancestor that it wrote."""

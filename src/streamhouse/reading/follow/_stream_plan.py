@@ -16,18 +16,11 @@ from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.model.table_state import TableState
 from streamhouse.reading.follow.stream_position import Bootstrap
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan._read_plan import pack
-from streamhouse.reading.plan._tier_ranges import Readable, cut_by_tier, readable, refuse_loss
-from streamhouse.reading.plan.row_form import RowForm, stream_form
-from streamhouse.reading.plan.tier_plan import (
-    ReadPlan,
-    plan_lake,
-    plan_ranges,
-    read_context,
-    split_sizes,
-)
-from streamhouse.reading.scan._retraction import UPSERTS
-from streamhouse.reading.scan.scan import ScanColumn, ScanContext
+from streamhouse.reading.plan._lake_cut import cut_lake
+from streamhouse.reading.plan._lake_or_log import Readable, cut_by_tier, readable, refuse_loss
+from streamhouse.reading.plan.row_form import stream_request
+from streamhouse.reading.plan.table_cut import ReadPlan, TableCut, cut_table
+from streamhouse.reading.scan.scan import ScanColumn
 
 __all__ = ["plan_bootstrap_range", "plan_stream_range"]
 
@@ -59,9 +52,10 @@ def plan_stream_range(
         table=str(state.table.path),
         fail_on_data_loss=options.fail_on_data_loss,
     )
-    context = _context(state, options, output)
-    context = replace(context, lake_is_changelog=context.has_changelog)
-    return plan_ranges(client, state, context, tiers, options)
+    rows = stream_request(state.table, options, output)
+    has_changelog = state.table.is_primary_key_table
+    cut = cut_table(client, state, tiers, is_changelog=has_changelog, is_union=True)
+    return cut.plan(rows, options)
 
 
 def plan_bootstrap_range(
@@ -80,23 +74,22 @@ def plan_bootstrap_range(
     not, and a replay must find the same rows. Raises `SnapshotNotFoundError` when the snapshot was
     expired.
     """
-    context = _context(state, options, output)
+    rows = stream_request(state.table, options, output)
     try:
-        scan = plan_lake(
+        lake = cut_lake(
             client,
             state,
-            context,
             _ranges(start, end),
             snapshot_id=bootstrap.snapshot_id,
             allow_successor=False,
         )
+        return TableCut(table=state.table, lake=lake).plan(rows, options)
     except SnapshotNotFoundError as error:
         raise SnapshotNotFoundError(
-            f"table '{context.table}': lake snapshot {bootstrap.snapshot_id}, whose rows the stream"
-            " was about to read, was expired; it is kept only while the stream runs and a while"
-            " after. Start with a new checkpoint"
+            f"table '{state.table.path}': lake snapshot {bootstrap.snapshot_id}, whose rows the"
+            " stream was about to read, was expired; it is kept only while the stream runs and a"
+            " while after. Start with a new checkpoint"
         ) from error
-    return ReadPlan(context=scan.context, splits=pack(scan.pieces, split_sizes(options)))
 
 
 def _ranges(start: Mapping[int, int], end: Mapping[int, int]) -> dict[int, OffsetRange]:
@@ -105,12 +98,6 @@ def _ranges(start: Mapping[int, int], end: Mapping[int, int]) -> dict[int, Offse
         for bucket, offset in sorted(end.items())
         if start.get(bucket, 0) < offset
     }
-
-
-def _context(state: TableState, options: ReadOptions, output: Sequence[ScanColumn]) -> ScanContext:
-    context = read_context(state, options, output)
-    form = stream_form(state.table, options, output)
-    return replace(context, change_types=UPSERTS) if form is RowForm.UPSERTS else context
 
 
 def _log_first(

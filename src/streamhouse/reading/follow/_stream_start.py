@@ -18,7 +18,7 @@ from streamhouse.core.model.table_state import TableState
 from streamhouse.reading.follow.stream_position import Bootstrap, StreamPosition
 from streamhouse.reading.options.connection import LOG
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan._tier_ranges import check_asked, readable, resolve_starts
+from streamhouse.reading.plan._lake_or_log import check_asked, readable, resolve_starts
 
 __all__ = ["SnapshotPin", "start_of_stream"]
 

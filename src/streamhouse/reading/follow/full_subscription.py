@@ -28,9 +28,8 @@ from streamhouse.reading.follow.stream_position import StreamPosition
 from streamhouse.reading.follow.table_follower import TableFollower, high_watermarks
 from streamhouse.reading.options.options import STREAM, ReadOptions, ShapeOptions, read_options
 from streamhouse.reading.plan._splits_read import read_splits
-from streamhouse.reading.plan.row_form import check_columns, shape_columns, stream_form
+from streamhouse.reading.plan.row_form import shape_columns, stream_request
 from streamhouse.reading.plan.scan_schema import SYSTEM_COLUMNS
-from streamhouse.reading.plan.tier_plan import read_context
 
 __all__ = ["TableBatch", "subscribe_full"]
 
@@ -96,8 +95,7 @@ def subscribe_full(
         is_stream=True,
     )
     output = shape_columns(state.table, shape)
-    context = read_context(state, options, output)
-    check_columns(context, stream_form(state.table, options, output), name)
+    stream_request(state.table, options, output)
     follower = TableFollower(options, state, output, lambda: client)
     first = follower.start() if token is None else follower.position(token)
     first.check_not_beyond(high_watermarks(follower.state), table=follower.table)

@@ -34,12 +34,12 @@ from streamhouse.reading.options.options import STREAM, ReadOptions, read_option
 from streamhouse.reading.plan.iceberg_read import (
     open_source,
     plan_appends,
-    source_context,
     source_state,
 )
-from streamhouse.reading.plan.row_form import table_columns
-from streamhouse.reading.plan.tier_plan import ReadPlan
-from streamhouse.reading.scan.scan import ScanContext, Split
+from streamhouse.reading.plan.row_form import row_request, table_columns
+from streamhouse.reading.plan.row_request import RowRequest
+from streamhouse.reading.plan.table_cut import ReadPlan
+from streamhouse.reading.scan.scan import Split
 from streamhouse.reading.scan.split_reader import read_split
 
 if TYPE_CHECKING:
@@ -143,12 +143,12 @@ class TableImport:
         ahead = list(steps(source, self._position, until=source.snapshot_id, skipped=skipped))
         if not ahead:
             return
-        context, schema = self._context(table)
+        pinned, rows = self._request()
         rows_left = sum(step.row_count for step in ahead)
         progress.expect(rows_left)
         for step in ahead:
             rows_left -= step.row_count
-            plan = plan_appends(source, step.start, step.end, schema, context, self._options)
+            plan = plan_appends(source, step.start, step.end, pinned, rows, self._options)
             with self._begin(table, origin, version_of(step.end)) as transaction:
                 if transaction.is_skipped:
                     parts = []
@@ -204,13 +204,14 @@ class TableImport:
 
     # -- one step ------------------------------------------------------------------------------
 
-    def _context(self, table: TableInfo) -> tuple[ScanContext, Schema]:
+    def _request(self) -> tuple[TableInfo, RowRequest]:
+        """Return the source as a table, and a request of all its rows."""
         state = source_state(self._client, self._source, columns=None)
         output = table_columns(
             state.table, columns=None, include_metadata=False, has_change_type=False
         )
         # Nulls in a key column are found by the service, which names the row.
-        return source_context(self._client, state, self._options, output), state.table.schema
+        return state.table, row_request(state.table, self._options, output)
 
     def _staged(self, transaction: Transaction, plan: ReadPlan, progress: Progress) -> list[str]:
         """Stage a step's rows; return the parts in the order of the source's files."""

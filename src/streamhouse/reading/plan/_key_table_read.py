@@ -12,7 +12,7 @@ the column themselves would each read all of a bucket's tail, as many times as i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
@@ -36,17 +36,13 @@ from streamhouse.core.model.table_state import TableState
 from streamhouse.core.model.values.sorted_values import distinct
 from streamhouse.reading.options.connection import LAKE
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan._read_plan import log_pieces, pack
-from streamhouse.reading.plan._tier_ranges import refuse_diverged
-from streamhouse.reading.plan.tier_plan import ReadPlan, open_lake, plan_lake, split_sizes
+from streamhouse.reading.plan._lake_cut import cut_lake, open_lake
+from streamhouse.reading.plan._lake_or_log import refuse_diverged
+from streamhouse.reading.plan.row_form import row_request
+from streamhouse.reading.plan.row_request import RowRequest
+from streamhouse.reading.plan.table_cut import ReadPlan, TableCut
 from streamhouse.reading.scan._retraction import UPSERTS
-from streamhouse.reading.scan.scan import (
-    LakePiece,
-    LogPiece,
-    Piece,
-    RetractedOffsets,
-    ScanContext,
-)
+from streamhouse.reading.scan.scan import ScanColumn
 
 __all__ = ["plan_key_table_changes", "plan_key_table_rows", "retracted_by"]
 
@@ -55,57 +51,53 @@ _Offsets = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
-    """The table at one instant: a snapshot that covers `lake_ends`, and changes up to `ends`."""
+class _Ends:
+    """Where the lake and the log of a read end: a snapshot covers `lake`, changes reach `log`."""
 
     snapshot_id: int | None
-    lake_ends: Mapping[int, int]
-    ends: Mapping[int, int]
+    lake: Mapping[int, int]
+    log: Mapping[int, int]
 
 
 def plan_key_table_rows(
-    client: StorageClient, state: TableState, context: ScanContext, options: ReadOptions
+    client: StorageClient, state: TableState, rows: RowRequest, options: ReadOptions
 ) -> ReadPlan:
     """Plan the table's rows, or those of `$lake`, at the state's cut or at `asOfTimestamp`.
 
-    Raises `OffsetOutOfRangeError` when the log has lost changes that no lake snapshot has: what is
-    left would show rows that were changed or deleted since.
+    Raises `OffsetOutOfRangeError` when the log has lost changes that no lake snapshot has: the read
+    would show rows that were changed or deleted since.
     """
     _check_bounds(options)
     refuse_diverged(state, part=options.connection.name.part)
-    cut = _cut(client, state, options)
-    tails = _tails(state, cut)
-    # A lost change cannot be skipped: without it an old version would live again.
-    context = replace(context, change_types=UPSERTS, fail_on_data_loss=True)
+    ends = _ends(client, state, options)
+    tails = _tails(state, ends)
     retracted = retracted_by(client, state.table, tails.values())
-    pieces: list[Piece] = []
     lake_ranges = {
         bucket: OffsetRange(bucket=bucket, start=0, end=end)
-        for bucket, end in sorted(cut.lake_ends.items())
+        for bucket, end in sorted(ends.lake.items())
         if end
     }
+    lake = None
     if lake_ranges:
-        is_current = cut.snapshot_id == state.lake.snapshot_id
-        scan = plan_lake(
+        lake = cut_lake(
             client,
             state,
-            context,
             lake_ranges,
-            snapshot_id=cut.snapshot_id,
-            allow_successor=is_current,
+            snapshot_id=ends.snapshot_id,
+            allow_successor=ends.snapshot_id == state.lake.snapshot_id,
             is_union=options.connection.name.part != LAKE,
         )
-        context = scan.context
-        pieces += [_without(piece, retracted) for piece in scan.pieces]
-    pieces += [_tail_without(piece, retracted) for piece in log_pieces(tails)]
-    return ReadPlan(context=context, splits=pack(pieces, split_sizes(options)))
+    cut = TableCut(table=state.table, lake=lake, log=tails, retracted=retracted)
+    # A lost change cannot be skipped: without it an old version would live again.
+    rows = replace(rows, change_types=UPSERTS, fail_on_data_loss=True)
+    return cut.plan(rows, options)
 
 
 def plan_key_table_changes(
     client: StorageClient,
     state: TableState,
-    context: ScanContext,
     options: ReadOptions,
+    output: Sequence[ScanColumn],
     since: Mapping[int, int],
 ) -> ReadPlan:
     """Plan what became of the keys that were changed from the offsets `since` up to the cut.
@@ -115,13 +107,14 @@ def plan_key_table_changes(
 
     Raises `OffsetOutOfRangeError` when the log does not have all of these changes any more.
     """
+    rows = row_request(state.table, options, output)
     refuse_diverged(state, part=options.connection.name.part)
     tops = {bucket: at.high_watermark for bucket, at in state.positions.items()}
-    tails = _tails(state, _Cut(snapshot_id=None, lake_ends=since, ends=tops))
-    context = replace(context, change_types=(*UPSERTS, DELETE), fail_on_data_loss=True)
+    tails = _tails(state, _Ends(snapshot_id=None, lake=since, log=tops))
     retracted = retracted_by(client, state.table, tails.values())
-    pieces = [_tail_without(piece, retracted) for piece in log_pieces(tails)]
-    return ReadPlan(context=context, splits=pack(pieces, split_sizes(options)))
+    cut = TableCut(table=state.table, log=tails, retracted=retracted)
+    rows = replace(rows, change_types=(*UPSERTS, DELETE), fail_on_data_loss=True)
+    return cut.plan(rows, options)
 
 
 def retracted_by(
@@ -163,23 +156,6 @@ def retracted_by(
         return {bucket: offsets for bucket, offsets in pool.map(read, ranges) if len(offsets)}
 
 
-def _without(piece: LakePiece, retracted: Mapping[int, _Offsets]) -> LakePiece:
-    buckets = retracted if piece.bucket is None else {piece.bucket} & retracted.keys()
-    parts = (
-        RetractedOffsets.within(b, retracted[b], piece.offset_start, piece.offset_end)
-        for b in sorted(buckets)
-    )
-    return replace(piece, retracted=tuple(part for part in parts if part is not None))
-
-
-def _tail_without(piece: LogPiece, retracted: Mapping[int, _Offsets]) -> LogPiece:
-    ours = retracted.get(piece.bucket)
-    if ours is None:
-        return piece
-    near = RetractedOffsets.within(piece.bucket, ours, piece.start, piece.end)
-    return replace(piece, retracted=near)
-
-
 def _check_bounds(options: ReadOptions) -> None:
     """Raise for bounds that choose changes, given for a read of rows."""
     bounds = {
@@ -205,11 +181,11 @@ def _check_bounds(options: ReadOptions) -> None:
         )
 
 
-def _tails(state: TableState, cut: _Cut) -> dict[int, OffsetRange]:
+def _tails(state: TableState, ends: _Ends) -> dict[int, OffsetRange]:
     """Return the changes after the lake by bucket, none where there are none."""
     tails = {}
-    for bucket, end in sorted(cut.ends.items()):
-        start = cut.lake_ends.get(bucket, 0)
+    for bucket, end in sorted(ends.log.items()):
+        start = ends.lake.get(bucket, 0)
         log_start = state.positions[bucket].log_start_offset
         if start >= end:
             continue
@@ -224,18 +200,18 @@ def _tails(state: TableState, cut: _Cut) -> dict[int, OffsetRange]:
     return tails
 
 
-def _cut(client: StorageClient, state: TableState, options: ReadOptions) -> _Cut:
+def _ends(client: StorageClient, state: TableState, options: ReadOptions) -> _Ends:
     tiered = {b: at.tiered_offset for b, at in state.positions.items()}
     if state.lake.snapshot_id is None:
         tiered = dict.fromkeys(tiered, 0)
     if options.connection.name.part == LAKE:
-        return _Cut(snapshot_id=state.lake.snapshot_id, lake_ends=tiered, ends=tiered)
+        return _Ends(snapshot_id=state.lake.snapshot_id, lake=tiered, log=tiered)
     if options.to_timestamp_us is None:
         tops = {b: at.high_watermark for b, at in state.positions.items()}
-        return _Cut(snapshot_id=state.lake.snapshot_id, lake_ends=tiered, ends=tops)
+        return _Ends(snapshot_id=state.lake.snapshot_id, lake=tiered, log=tops)
     ends = _ends_at(client, state, options.to_timestamp_us)
     snapshot_id, covered = _snapshot_before(client, state, ends)
-    return _Cut(snapshot_id=snapshot_id, lake_ends=covered, ends=ends)
+    return _Ends(snapshot_id=snapshot_id, lake=covered, log=ends)
 
 
 def _ends_at(client: StorageClient, state: TableState, timestamp_us: int) -> dict[int, int]:
@@ -262,7 +238,7 @@ def _snapshot_before(
 ) -> tuple[int | None, dict[int, int]]:
     """Return the newest snapshot that has nothing after `ends`, and what it covers."""
     if state.lake.snapshot_id is not None:
-        lake = open_lake(client.lake_catalog(), state)
+        lake = open_lake(client.lake_catalog(), state.table, state.lake)
         for snapshot_id in reversed(lake.snapshot_ids()):
             try:
                 covered = lake.tiered_offsets(snapshot_id)

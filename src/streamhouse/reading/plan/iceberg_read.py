@@ -7,22 +7,23 @@ Iceberg table's columns under their own field ids, and no log.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import SnapshotNotFoundError, UnknownColumnError
 from streamhouse.core.extras import require
 from streamhouse.core.model.lake.facts import LakeState
-from streamhouse.core.model.schema import RESERVED_COLUMNS, Schema
+from streamhouse.core.model.schema import RESERVED_COLUMNS
 from streamhouse.core.model.table import TableDescriptor, TableInfo
 from streamhouse.core.model.table_state import TableState
-from streamhouse.lake.files.lake_filesystem import lake_file_properties
 from streamhouse.reading.options.connection import TableName
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan._read_plan import lake_pieces, pack
-from streamhouse.reading.plan.tier_plan import ReadPlan, read_context, split_sizes
-from streamhouse.reading.scan.scan import ScanColumn, ScanContext
+from streamhouse.reading.plan._splits import SplitSizes, lake_pieces, pack
+from streamhouse.reading.plan.row_form import row_request
+from streamhouse.reading.plan.row_request import RowRequest
+from streamhouse.reading.plan.scan_schema import scan_context
+from streamhouse.reading.plan.table_cut import ReadPlan
+from streamhouse.reading.scan.scan import ScanColumn
 
 if TYPE_CHECKING:
     from streamhouse.reading.files.append_position import AppendPosition
@@ -32,7 +33,6 @@ __all__ = [
     "open_source",
     "plan_appends",
     "plan_source_read",
-    "source_context",
     "source_state",
 ]
 
@@ -68,20 +68,6 @@ def source_state(
     )
 
 
-def source_context(
-    client: StorageClient,
-    state: TableState,
-    options: ReadOptions,
-    output: Sequence[ScanColumn],
-) -> ScanContext:
-    """Return what all splits of a read of the Iceberg table share."""
-    return replace(
-        read_context(state, options, output),
-        table=str(options.connection.name),
-        lake_properties=lake_file_properties(client.lake_catalog().properties),
-    )
-
-
 def plan_source_read(
     client: StorageClient,
     state: TableState,
@@ -89,35 +75,40 @@ def plan_source_read(
     output: Sequence[ScanColumn],
 ) -> ReadPlan:
     """Plan the rows of the pinned snapshot, or of `asOfSnapshot`."""
-    context = source_context(client, state, options, output)
-    wanted = options.as_of_snapshot or state.lake.snapshot_id
-    if wanted is None:
-        return ReadPlan(context=context, splits=[])
-    source = open_source(client, options.connection.name)
+    rows = row_request(state.table, options, output)
+    name = options.connection.name
+    snapshot_id = options.as_of_snapshot or state.lake.snapshot_id
+    if snapshot_id is None:
+        return ReadPlan(context=scan_context(state.table, rows, name=str(name)), splits=[])
+    source = open_source(client, name)
     if source.uuid != state.lake.table_uuid:
         raise SnapshotNotFoundError(
-            f"'{options.connection.name}' was dropped and created again after it was loaded; load"
-            " it again"
+            f"'{name}' was dropped and created again after it was loaded; load it again"
         )
-    start = source.start(wanted)
+    start = source.start(snapshot_id)
     end = start.at(start.file_count)
-    return plan_appends(source, start, end, state.table.schema, context, options)
+    return plan_appends(source, start, end, state.table, rows, options)
 
 
 def plan_appends(
     source: SourceTable,
     start: AppendPosition,
     end: AppendPosition,
-    schema: Schema,
-    context: ScanContext,
+    table: TableInfo,
+    rows: RowRequest,
     options: ReadOptions,
 ) -> ReadPlan:
     """Plan the rows between two positions, in the order of their files."""
     files = source.files(
-        start, end, schema, predicate=context.predicate, skipped=options.skipped_snapshots
+        start, end, table.schema, predicate=rows.predicate, skipped=options.skipped_snapshots
     )
     pieces = lake_pieces(files, None, from_timestamp_us=None, to_timestamp_us=None)
-    return ReadPlan(
-        context=replace(context, lake_snapshot_id=end.snapshot_id),
-        splits=pack(pieces, split_sizes(options)),
+    splits = pack(pieces, SplitSizes.of(options))
+    context = scan_context(
+        table,
+        rows,
+        name=str(options.connection.name),
+        lake_properties=source.file_properties,
+        lake_snapshot_id=end.snapshot_id,
     )
+    return ReadPlan(context=context, splits=splits)

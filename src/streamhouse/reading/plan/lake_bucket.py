@@ -14,15 +14,12 @@ from streamhouse.core.model.lake.older_rows import LakeBucket
 from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.model.schema import OFFSET_COLUMN
 from streamhouse.core.model.table import TableInfo
-from streamhouse.core.model.table_state import TableState
-from streamhouse.lake.files.lake_filesystem import (
-    LakeFilesystem,
-    lake_file_properties,
-)
-from streamhouse.reading.files._pruning import LakeQuery
-from streamhouse.reading.files.planner import older_lake, open_lake_table
-from streamhouse.reading.plan._read_plan import lake_pieces
-from streamhouse.reading.plan.scan_schema import output_columns, scan_context, with_field_ids
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem, lake_file_properties
+from streamhouse.reading.files.planner import older_lake
+from streamhouse.reading.plan._lake_cut import LakeCut, open_lake
+from streamhouse.reading.plan._splits import lake_pieces
+from streamhouse.reading.plan.row_request import RowRequest
+from streamhouse.reading.plan.scan_schema import output_columns, scan_context
 from streamhouse.reading.scan._lake_scan import read_lake_piece
 from streamhouse.reading.scan.scan import LakePiece, ScanContext
 
@@ -30,21 +27,15 @@ __all__ = ["lake_bucket_rows"]
 
 
 def lake_bucket_rows(
-    catalog: LakeCatalog,
-    table: TableInfo,
-    lake: LakeState,
-    bucket: int,
-    *,
-    name: str | None = None,
+    catalog: LakeCatalog, table: TableInfo, lake: LakeState, bucket: int
 ) -> LakeBucket:
-    """Return the rows of a bucket as the lake has them.
+    """Return the rows of a bucket as the lake table that `lake` describes has them.
 
     Batches have the table's columns, then `__offset`; one row group is in memory at a time. If the
     snapshot of `lake` was expired the current one is read, up to its own offset. Raises
-    `SnapshotNotFoundError` if the lake table is gone or is another one. `name` is that of the lake
-    table, if it is not the table's own.
+    `SnapshotNotFoundError` if the lake table is gone or is another one.
     """
-    opened = open_lake_table(catalog, name or str(table.path), table_uuid=lake.table_uuid)
+    opened = open_lake(catalog, table, lake)
     snapshot_id, end = lake.snapshot_id, lake.tiered_offsets[bucket]
     assert snapshot_id is not None, "something was tiered"
     current = [row["snapshot_id"] for row in opened.snapshots() if row["is_current"]]
@@ -55,28 +46,26 @@ def lake_bucket_rows(
         end = opened.tiered_offsets(snapshot_id).get(bucket, 0)
         if end < lake.tiered_offsets[bucket]:
             tiered_end = lake.tiered_offsets[bucket]
-            raise older_lake(name or str(table.path), bucket, end=end, tiered_end=tiered_end)
-    ranges = {bucket: OffsetRange(bucket=bucket, start=0, end=end)}
-    found = opened.plan(
-        table.schema,
-        LakeQuery(ranges=ranges),
+            name = lake.role.lake_name(str(table.path))
+            raise older_lake(name, bucket, end=end, tiered_end=tiered_end)
+    cut = LakeCut(
+        lake=opened,
+        file_properties=lake_file_properties(catalog.properties),
         snapshot_id=snapshot_id,
-        own_ids=table.column_ids,
+        role=lake.role,
+        ranges={bucket: OffsetRange(bucket=bucket, start=0, end=end)},
     )
-    context = with_field_ids(_context(table, lake), found.field_ids)
-    pieces = lake_pieces(found.files, ranges, from_timestamp_us=None, to_timestamp_us=None)
-    filesystem = LakeFilesystem(lake_file_properties(catalog.properties))
-    fingerprint = opened.fingerprints(snapshot_id).get(bucket)
-    return LakeBucket(end, _batches(filesystem, pieces, context), fingerprint)
-
-
-def _context(table: TableInfo, lake: LakeState) -> ScanContext:
-    names = [*table.schema.names, OFFSET_COLUMN]
+    columns = [*table.schema.names, OFFSET_COLUMN]
     output = output_columns(
-        table.schema, columns=names, include_metadata=False, table=str(table.path)
+        table.schema, columns=columns, include_metadata=False, table=str(table.path)
     )
-    state = TableState(table=table, positions={}, lake=lake)
-    return scan_context(state, output=output, where=None, endpoint="", token=None)
+    rows = RowRequest(output=output)
+    files = cut.files(table, rows)
+    pieces = lake_pieces(files.files, cut.ranges, from_timestamp_us=None, to_timestamp_us=None)
+    batches = _batches(
+        LakeFilesystem(cut.file_properties), pieces, scan_context(table, rows, files=files)
+    )
+    return LakeBucket(end, batches, opened.fingerprints(snapshot_id).get(bucket))
 
 
 def _batches(

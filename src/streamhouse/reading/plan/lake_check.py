@@ -18,13 +18,11 @@ from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.model.schema import OFFSET_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.sorted_values import distinct
-from streamhouse.lake.files.lake_filesystem import (
-    LakeFilesystem,
-    lake_file_properties,
-)
-from streamhouse.reading.files._pruning import LakeQuery
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem, lake_file_properties
 from streamhouse.reading.files.planner import LakeTable, open_lake_table
+from streamhouse.reading.plan._lake_cut import LakeCut, open_lake
 from streamhouse.reading.plan.lake_bucket import lake_bucket_rows
+from streamhouse.reading.plan.row_request import RowRequest
 
 __all__ = ["lake_problems"]
 
@@ -111,24 +109,8 @@ def _side_problems(
     expired_offsets: Mapping[int, int] | None = None,
 ) -> list[str]:
     """Return the problems of the lake table of this role, which is beside the rows' own."""
-    side = LakeState(
-        snapshot_id=known.snapshot_id,
-        table_uuid=known.table_uuid,
-        tiered_offsets=known.tiered_offsets,
-        truncated_offsets=known.truncated_offsets,
-        expired_offsets=expired_offsets or {},
-        role=role,
-    )
-    return _problems(
-        catalog,
-        table,
-        side,
-        log_ends,
-        offsets,
-        fingerprints,
-        name=role.lake_name(str(table.path)),
-        lasting=lasting,
-    )
+    side = known.as_lake_state(role, expired_offsets=expired_offsets)
+    return _problems(catalog, table, side, log_ends, offsets, fingerprints, lasting=lasting)
 
 
 def _problems(
@@ -139,13 +121,11 @@ def _problems(
     offsets: LakeOffsets | None,
     fingerprints: Fingerprints,
     *,
-    name: str | None = None,
     lasting: LakeOffsets | None = None,
 ) -> list[str]:
     """Return the problems of one lake table; rows are read if `offsets` says which to expect."""
-    name = name or str(table.path)
     try:
-        opened = open_lake_table(catalog, name, table_uuid=lake.table_uuid)
+        opened = open_lake(catalog, table, lake)
         return [
             *_offset_problems(opened, lake, log_ends),
             *_history_problems(opened, table, lake.role, fingerprints),
@@ -153,7 +133,7 @@ def _problems(
             *(
                 ()
                 if offsets is None
-                else _row_problems(catalog, table, lake, offsets, lasting or {}, name)
+                else _row_problems(catalog, table, lake, offsets, lasting or {})
             ),
         ]
     except StreamhouseError as error:
@@ -217,10 +197,16 @@ def _file_problems(
         bucket: OffsetRange(bucket=bucket, start=lake.truncated_offsets.get(bucket, 0), end=end)
         for bucket, end in lake.tiered_offsets.items()
     }
-    found = opened.plan(
-        table.schema, LakeQuery(ranges=ranges), snapshot_id=lake.snapshot_id, successor_of=table
+    cut = LakeCut(
+        lake=opened,
+        file_properties=lake_file_properties(catalog.properties),
+        snapshot_id=lake.snapshot_id,
+        role=lake.role,
+        ranges=ranges,
+        successor_of=table,
     )
-    filesystem = LakeFilesystem(lake_file_properties(catalog.properties))
+    found = cut.files(table, RowRequest())
+    filesystem = LakeFilesystem(cut.file_properties)
     problems = []
     for file in found.files:
         try:
@@ -240,11 +226,10 @@ def _row_problems(
     lake: LakeState,
     expected: LakeOffsets,
     lasting: LakeOffsets,
-    name: str,
 ) -> list[str]:
     problems = []
     for bucket in range(table.bucket_count):
-        end, batches, _ = lake_bucket_rows(catalog, table, lake, bucket, name=name)
+        end, batches, _ = lake_bucket_rows(catalog, table, lake, bucket)
         parts = [batch.column(OFFSET_COLUMN).to_numpy() for batch in batches]
         offsets = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
         twice = offsets[1:][offsets[1:] == offsets[:-1]]

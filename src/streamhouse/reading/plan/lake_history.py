@@ -29,7 +29,6 @@ from streamhouse.core.model.lake.facts import (
     LakeCatalog,
     LakeRole,
     LakeState,
-    SideLakeState,
 )
 from streamhouse.core.model.lake.older_rows import LakeHistory, OlderRows, WrittenAt
 from streamhouse.core.model.offsets import OffsetRange
@@ -39,23 +38,21 @@ from streamhouse.core.model.schema import (
     TIMESTAMP_COLUMN,
 )
 from streamhouse.core.model.table import TableInfo
-from streamhouse.core.model.table_state import TableState
 from streamhouse.lake.files.lake_filesystem import (
     LakeFilesystem,
     lake_file_properties,
 )
-from streamhouse.reading.files._pruning import LakeQuery
-from streamhouse.reading.files.planner import open_lake_table
-from streamhouse.reading.plan._read_plan import lake_pieces
+from streamhouse.reading.plan._lake_cut import LakeCut, open_lake
+from streamhouse.reading.plan._splits import lake_pieces
+from streamhouse.reading.plan.row_request import RowRequest
 from streamhouse.reading.plan.scan_schema import (
     SYSTEM_COLUMNS,
     change_type_column,
     output_columns,
     scan_context,
-    with_field_ids,
 )
 from streamhouse.reading.scan._ordered_rows import FILES_OPEN_MAX, WINDOW_ROWS, OrderedRows
-from streamhouse.reading.scan.scan import LakeFile, ScanContext
+from streamhouse.reading.scan.scan import LakeFile, ScanColumn, ScanContext
 from streamhouse.reading.where._evaluation import integer_values
 
 __all__ = ["IcebergHistory"]
@@ -242,38 +239,40 @@ def _key(table: TableInfo) -> _Key:
 def _planned(catalog: LakeCatalog, table: TableInfo, lake: LakeState) -> _Plan:
     """Plan all files of the snapshot of `lake`; of the current one if that was expired."""
     role = LakeRole.CHANGES if table.is_primary_key_table else LakeRole.ROWS
-    known: LakeState | SideLakeState | None = lake.changelog if table.is_primary_key_table else lake
-    name = role.lake_name(str(table.path))
-    if known is None or known.snapshot_id is None:
+    registered: LakeState | None = lake
+    if role is LakeRole.CHANGES:
+        registered = None if lake.changelog is None else lake.changelog.as_lake_state(role)
+    if registered is None or registered.snapshot_id is None:
+        name = role.lake_name(str(table.path))
         raise SnapshotNotFoundError(f"table '{table.path}' has no lake table '{name}' yet")
-    opened = open_lake_table(catalog, name, table_uuid=known.table_uuid)
+    opened = open_lake(catalog, table, registered)
     ranges = {}
-    for bucket, end in known.tiered_offsets.items():
-        # What is below its rows was overwritten, or has reached its time to live.
-        first = max(known.truncated_offsets.get(bucket, 0), lake.expired_offsets.get(bucket, 0))
+    for bucket, end in registered.tiered_offsets.items():
+        # Rows below were overwritten, or have reached their time to live.
+        first = max(
+            registered.truncated_offsets.get(bucket, 0), lake.expired_offsets.get(bucket, 0)
+        )
         ranges[bucket] = OffsetRange(bucket=bucket, start=min(first, end), end=end)
-    found = opened.plan(
-        table.schema,
-        LakeQuery(ranges=ranges),
-        snapshot_id=known.snapshot_id,
+    cut = LakeCut(
+        lake=opened,
+        file_properties=lake_file_properties(catalog.properties),
+        snapshot_id=registered.snapshot_id,
+        role=role,
+        ranges=ranges,
         successor_of=table,
-        own_ids=table.column_ids,
     )
-    context = replace(
-        with_field_ids(_context(table, lake), found.field_ids),
-        lake_snapshot_id=found.snapshot_id,
-        lake_is_changelog=table.is_primary_key_table,
-        batch_rows=BATCH_ROWS,
-    )
+    rows = RowRequest(output=_output(table), batch_rows=BATCH_ROWS)
+    found = cut.files(table, rows)
+    context = scan_context(table, rows, files=found, lake_is_changelog=role is LakeRole.CHANGES)
     covered = opened.covered(table.table_id, role)
-    ends = dict(known.tiered_offsets)
+    ends = dict(registered.tiered_offsets)
     return _Plan(context=context, ends=ends, files=found.files, covered=covered)
 
 
-def _context(table: TableInfo, lake: LakeState) -> ScanContext:
-    """Return how the table's rows are read, with their offsets and times."""
+def _output(table: TableInfo) -> tuple[ScanColumn, ...]:
+    """Return the columns of the table's rows, with their offsets and times."""
     is_changelog = table.is_primary_key_table
-    own = output_columns(
+    columns = output_columns(
         table.schema,
         columns=None,
         include_metadata=False,
@@ -281,9 +280,7 @@ def _context(table: TableInfo, lake: LakeState) -> ScanContext:
         change_type=change_type_column(has_changelog=True) if is_changelog else None,
     )
     _, offset, timestamp = SYSTEM_COLUMNS
-    state = TableState(table=table, positions={}, lake=lake)
-    output = (*own, offset, timestamp)
-    return scan_context(state, output=output, where=None, endpoint="", token=None)
+    return (*columns, offset, timestamp)
 
 
 def _as_logged(rows: pa.RecordBatch, *, table: str) -> pa.RecordBatch:

@@ -13,7 +13,10 @@ from streamhouse.core.errors import UnknownColumnError, suggestion
 from streamhouse.core.extras import require
 from streamhouse.core.model.table_state import TableState
 from streamhouse.core.model.transaction import TransactionStatus
+from streamhouse.lake.files.lake_filesystem import lake_file_properties
 from streamhouse.reading.options.connection import BUCKETS, FILES, HISTORY, SNAPSHOTS
+from streamhouse.reading.plan._lake_cut import LakeCut, open_lake
+from streamhouse.reading.plan.row_request import RowRequest
 
 __all__ = ["METADATA_SCHEMAS", "metadata_rows", "metadata_schema"]
 
@@ -110,10 +113,8 @@ def _buckets(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
 def _snapshots(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
     if state.lake.snapshot_id is None:
         return []
-    from streamhouse.reading.plan.tier_plan import open_lake
-
     rows = []
-    for found in open_lake(client.lake_catalog(), state).snapshots():
+    for found in open_lake(client.lake_catalog(), state.table, state.lake).snapshots():
         offsets = json.loads(found["tiered_offsets"] or "null")
         rows.append(
             {
@@ -136,17 +137,14 @@ def _files(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
     if state.lake.snapshot_id is None:
         return []
     require("lake", f"'{state.table.path}${FILES}'")
-    from streamhouse.reading.files._pruning import LakeQuery
-    from streamhouse.reading.plan.tier_plan import open_lake
-
-    lake = open_lake(client.lake_catalog(), state)
-    found = lake.plan(
-        state.table.schema,
-        LakeQuery(),
+    catalog = client.lake_catalog()
+    cut = LakeCut(
+        lake=open_lake(catalog, state.table, state.lake),
+        file_properties=lake_file_properties(catalog.properties),
         snapshot_id=state.lake.snapshot_id,
         successor_of=state.table,
-        own_ids=state.table.column_ids,
     )
+    found = cut.files(state.table, RowRequest())
     return [
         {
             "path": file.path,

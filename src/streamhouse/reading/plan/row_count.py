@@ -15,11 +15,10 @@ from typing import Final
 from streamhouse.client import StorageClient
 from streamhouse.core.model.table_state import TableState
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan._read_plan import pack
+from streamhouse.reading.plan._splits import SplitSizes, pack
+from streamhouse.reading.plan.batch_read import plan_batch_read
 from streamhouse.reading.plan.row_form import table_columns
 from streamhouse.reading.plan.scan_schema import cheapest_column
-from streamhouse.reading.plan.tier_plan import split_sizes
-from streamhouse.reading.plan.union_read import plan_batch_read
 from streamhouse.reading.scan.scan import LakePiece, LogPiece, Piece, ScanContext, Split
 
 __all__ = ["RowCountPlan", "exact_rows", "plan_row_count"]
@@ -53,7 +52,7 @@ def plan_row_count(client: StorageClient, state: TableState, options: ReadOption
     return RowCountPlan(
         context=plan.context,
         row_count=sum(count for count in counts if count is not None),
-        splits=pack(unknown, split_sizes(options)) if unknown else [],
+        splits=pack(unknown, SplitSizes.of(options)) if unknown else [],
     )
 
 

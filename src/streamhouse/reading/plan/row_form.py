@@ -1,4 +1,4 @@
-"""What the rows of a read are: the table's rows, its changes, or only its upserts.
+"""What a read asks for: a table's rows, its changes, or only its upserts, and of which columns.
 
 A stream of a primary key table is a stream of changes, unless `readChangeFeed` says otherwise.
 """
@@ -7,16 +7,30 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import replace
 
 from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.extras import require
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.zone import spark_zone
 from streamhouse.reading.options.connection import CHANGELOG, LOG, TableName
 from streamhouse.reading.options.options import ReadOptions, ShapeOptions
+from streamhouse.reading.plan.row_request import RowRequest
 from streamhouse.reading.plan.scan_schema import change_type_column, output_columns
-from streamhouse.reading.scan.scan import ScanColumn, ScanContext
+from streamhouse.reading.scan._retraction import UPSERTS
+from streamhouse.reading.scan.scan import ScanColumn
 
-__all__ = ["RowForm", "batch_form", "check_columns", "shape_columns", "stream_form"]
+__all__ = [
+    "RowForm",
+    "batch_form",
+    "batch_request",
+    "row_request",
+    "shape_columns",
+    "stream_form",
+    "stream_request",
+    "table_columns",
+]
 
 
 class RowForm(enum.Enum):
@@ -108,10 +122,50 @@ def table_columns(
     )
 
 
-def check_columns(context: ScanContext, form: RowForm, name: TableName) -> None:
+def batch_request(
+    table: TableInfo, options: ReadOptions, output: Sequence[ScanColumn]
+) -> tuple[RowForm, RowRequest]:
+    """Return what a batch read asks for; raises `StreamhouseError` for an invalid option."""
+    rows = row_request(table, options, output)
+    form = batch_form(table, options.connection.name)
+    _check_columns(rows, form, options.connection.name)
+    return form, rows
+
+
+def stream_request(
+    table: TableInfo, options: ReadOptions, output: Sequence[ScanColumn]
+) -> RowRequest:
+    """Return what a stream asks for; raises `StreamhouseError` for an invalid option."""
+    rows = row_request(table, options, output)
+    form = stream_form(table, options, output)
+    _check_columns(rows, form, options.connection.name)
+    return replace(rows, change_types=UPSERTS) if form is RowForm.UPSERTS else rows
+
+
+def row_request(table: TableInfo, options: ReadOptions, output: Sequence[ScanColumn]) -> RowRequest:
+    """Return what the options of a read ask for, without bounds of time."""
+    predicate = None
+    if options.where is not None:
+        # Only the driver parses: executors must not need, nor wait for, the SQL parser.
+        require("lake", "'where'")
+        from streamhouse.reading.where.parser import parse_predicate
+
+        zone = spark_zone(options.time_zone, name="the time zone")
+        predicate = parse_predicate(options.where, table.schema, table=str(table.path), zone=zone)
+    return RowRequest(
+        output=tuple(output),
+        predicate=predicate,
+        fail_on_data_loss=options.fail_on_data_loss,
+        endpoint=options.connection.endpoint,
+        token=options.connection.token,
+    )
+
+
+def _check_columns(rows: RowRequest, form: RowForm, name: TableName) -> None:
     """Raise `InvalidRequestError` for `__change_type` in a read whose rows are not changes."""
-    columns = (*context.output, *context.filters)
-    if form is not RowForm.CHANGES and any(c.name == CHANGE_TYPE_COLUMN for c in columns):
+    columns = [column.name for column in rows.output]
+    columns += () if rows.predicate is None else rows.predicate.columns
+    if form is not RowForm.CHANGES and CHANGE_TYPE_COLUMN in columns:
         raise InvalidRequestError(
             f"'{name}' is read as rows, which have no {CHANGE_TYPE_COLUMN}; load"
             f" '{name.path}${CHANGELOG}' for changes"

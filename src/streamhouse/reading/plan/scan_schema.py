@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -12,7 +13,6 @@ from streamhouse.core.errors import (
     UnknownColumnError,
     suggestion,
 )
-from streamhouse.core.extras import require
 from streamhouse.core.model.changelog import APPEND, CHANGE_TYPE_NAMES, INSERT
 from streamhouse.core.model.lake.facts import LAKE_SYSTEM_FIELDS, SYSTEM_FIELD_ID_FIRST
 from streamhouse.core.model.schema import (
@@ -21,17 +21,18 @@ from streamhouse.core.model.schema import (
     Schema,
     type_name,
 )
-from streamhouse.core.model.table_state import TableState
-from streamhouse.core.model.values.zone import spark_zone
+from streamhouse.core.model.table import TableInfo
+from streamhouse.reading.plan.row_request import RowRequest
 from streamhouse.reading.scan.scan import ScanColumn, ScanContext
-from streamhouse.reading.where.predicate import Predicate
+
+if TYPE_CHECKING:
+    from streamhouse.reading.files.planner import LakeFiles
 
 __all__ = [
     "change_type_column",
     "cheapest_column",
     "output_columns",
     "scan_context",
-    "with_field_ids",
 ]
 
 SYSTEM_COLUMNS = tuple(
@@ -99,75 +100,60 @@ def check_types(
 
 
 def scan_context(
-    state: TableState,
+    table: TableInfo,
+    rows: RowRequest,
     *,
-    output: Sequence[ScanColumn],
-    where: str | None,
-    time_zone: str = "UTC",
-    endpoint: str,
-    token: str | None,
+    name: str | None = None,
+    files: LakeFiles | None = None,
+    lake_properties: Mapping[str, str] | None = None,
+    lake_snapshot_id: int | None = None,
+    lake_is_changelog: bool = False,
 ) -> ScanContext:
-    """Return the context of a read of `state`'s table; time bounds and lake are set by the plan."""
-    table = str(state.table.path)
-    schema = state.table.schema
-    has_changelog = state.table.is_primary_key_table
-    predicate = None if where is None else _parsed(where, schema, table=table, time_zone=time_zone)
-    shown = {column.name for column in output}
+    """Return what all splits of a read share, once it is known which lake `files` are read.
+
+    `name` stands for the table in messages. The lake's own schema gives the columns' field ids.
+    """
+    field_ids: Mapping[str, int | None] = {} if files is None else files.field_ids
+
+    def numbered(column: ScanColumn) -> ScanColumn:
+        if column.name not in field_ids:
+            return column
+        return replace(column, field_id=field_ids[column.name])
+
+    schema, has_changelog = table.schema, table.is_primary_key_table
     change_type = change_type_column(has_changelog=has_changelog)
-    known = (*map(_user_column, schema.columns), change_type, *SYSTEM_COLUMNS)
-    everything = {column.name: column for column in known}
-    filters = [
-        everything[name]
-        for name in (() if predicate is None else predicate.columns)
-        if name not in shown
-    ]
-    bucket, offset, timestamp = SYSTEM_COLUMNS
+    columns = (*map(_user_column, schema.columns), change_type, *SYSTEM_COLUMNS)
+    by_name = {column.name: column for column in columns}
+    shown = {column.name for column in rows.output}
+    filters = () if rows.predicate is None else rows.predicate.columns
+    bucket, offset, timestamp = map(numbered, SYSTEM_COLUMNS)
     return ScanContext(
-        table=table,
-        table_id=state.table.table_id,
-        schema_id=state.table.schema_id,
-        endpoint=endpoint,
-        token=token,
-        output=tuple(output),
-        filters=tuple(filters),
+        table=name or str(table.path),
+        table_id=table.table_id,
+        schema_id=table.schema_id,
+        endpoint=rows.endpoint,
+        token=rows.token,
+        output=tuple(map(numbered, rows.output)),
+        filters=tuple(numbered(by_name[column]) for column in filters if column not in shown),
         bucket_column=bucket,
         offset_column=offset,
         timestamp_column=timestamp,
-        change_type_column=change_type,
+        change_type_column=numbered(change_type),
         carrier_column=cheapest_column(schema),
-        predicate=predicate,
+        predicate=rows.predicate,
+        from_timestamp_us=rows.from_timestamp_us,
+        to_timestamp_us=rows.to_timestamp_us,
+        lake_properties=lake_properties or {},
+        lake_snapshot_id=lake_snapshot_id if files is None else files.snapshot_id,
+        fail_on_data_loss=rows.fail_on_data_loss,
         has_changelog=has_changelog,
-    )
-
-
-def _parsed(where: str, schema: Schema, *, table: str, time_zone: str) -> Predicate:
-    # Only the driver parses: executors must not need, nor wait for, the SQL parser.
-    require("lake", "'where'")
-    from streamhouse.reading.where.parser import parse_predicate
-
-    zone = spark_zone(time_zone, name="the time zone")
-    return parse_predicate(where, schema, table=table, zone=zone)
-
-
-def with_field_ids(context: ScanContext, field_ids: Mapping[str, int | None]) -> ScanContext:
-    """Return `context` with the field ids that the lake's own schema gives the columns."""
-
-    def renumbered(column: ScanColumn) -> ScanColumn:
-        return replace(column, field_id=field_ids.get(column.name, column.field_id))
-
-    return replace(
-        context,
-        output=tuple(map(renumbered, context.output)),
-        filters=tuple(map(renumbered, context.filters)),
-        bucket_column=renumbered(context.bucket_column),
-        offset_column=renumbered(context.offset_column),
-        timestamp_column=renumbered(context.timestamp_column),
-        change_type_column=renumbered(context.change_type_column),
+        lake_is_changelog=lake_is_changelog,
+        change_types=rows.change_types,
+        batch_rows=rows.batch_rows,
     )
 
 
 def _user_column(column: Column) -> ScanColumn:
-
     return ScanColumn(
         name=column.name, type=column.type, nullable=column.nullable, field_id=column.id
     )

@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ __all__ = [
     "ScanColumn",
     "ScanContext",
     "Split",
+    "without_retracted",
 ]
 
 BATCH_ROWS: Final = 65_536
@@ -166,10 +167,21 @@ class LakePiece:
 
     def between(self, start_byte: int, end_byte: int) -> LakePiece:
         """Return the part of the piece that starts in these bytes, and its share of the rows."""
+        if (start_byte, end_byte) == (self.start_byte, self.end_byte):
+            return self
         rows = self.row_count * (end_byte - start_byte) // (self.end_byte - self.start_byte)
         return replace(
             self, start_byte=start_byte, end_byte=end_byte, row_count=rows, row_group_starts=()
         )
+
+    def without(self, retracted: Mapping[int, npt.NDArray[np.int64]]) -> LakePiece:
+        """Return the piece without the offsets of its buckets, ascending, in `retracted`."""
+        buckets = retracted if self.bucket is None else {self.bucket} & retracted.keys()
+        parts = (
+            RetractedOffsets.within(b, retracted[b], self.offset_start, self.offset_end)
+            for b in sorted(buckets)
+        )
+        return replace(self, retracted=tuple(part for part in parts if part is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +202,14 @@ class LogPiece:
         """Rows before filters; offsets are dense."""
         return self.end - self.start
 
+    def without(self, retracted: Mapping[int, npt.NDArray[np.int64]]) -> LogPiece:
+        """Return the piece without the offsets of its bucket, ascending, in `retracted`."""
+        offsets = retracted.get(self.bucket)
+        if offsets is None:
+            return self
+        part = RetractedOffsets.within(self.bucket, offsets, self.start, self.end)
+        return replace(self, retracted=part)
+
     def between(self, start: int, end: int) -> LogPiece:
         """Return the part of the piece in [start, end)."""
         retracted = None if self.retracted is None else self.retracted.between(start, end)
@@ -203,8 +223,19 @@ class RowsPiece:
     stream: bytes
     row_count: int
 
+    def between(self, start: int, end: int) -> RowsPiece:  # noqa: ARG002 - as other pieces
+        """Return the piece, which has no parts."""
+        return self
+
 
 Piece = LakePiece | LogPiece | RowsPiece
+
+
+def without_retracted(
+    pieces: Sequence[Piece], retracted: Mapping[int, npt.NDArray[np.int64]]
+) -> list[Piece]:
+    """Return pieces without the offsets in `retracted`, by bucket, ascending."""
+    return [p if isinstance(p, RowsPiece) else p.without(retracted) for p in pieces]
 
 
 @dataclass(frozen=True, slots=True)

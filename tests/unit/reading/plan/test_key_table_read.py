@@ -11,8 +11,8 @@ import pytest
 
 from streamhouse.core.errors import InvalidRequestError, OffsetOutOfRangeError
 from streamhouse.reading.options.options import BATCH, read_options
+from streamhouse.reading.plan.batch_read import plan_batch_read
 from streamhouse.reading.plan.row_form import table_columns
-from streamhouse.reading.plan.union_read import plan_batch_read
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.union_world import UnionWorld
 

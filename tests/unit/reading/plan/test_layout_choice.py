@@ -17,8 +17,8 @@ from streamhouse.core.model.schema import Schema
 from streamhouse.lake.files.bounds import ColumnStatistics
 from streamhouse.reading.files._pruning import UNKNOWN_SHARE, read_share
 from streamhouse.reading.options.options import BATCH, as_options, read_options
+from streamhouse.reading.plan.batch_read import plan_batch_read
 from streamhouse.reading.plan.scan_schema import output_columns
-from streamhouse.reading.plan.union_read import plan_batch_read
 from streamhouse.reading.scan.scan import LakePiece
 from streamhouse.reading.where.parser import parse_predicate
 from tests.support.union_world import UnionWorld

@@ -13,8 +13,8 @@ import pytest
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import InvalidRequestError, OffsetOutOfRangeError
 from streamhouse.reading.plan._splits_read import read_splits, stream_splits
+from streamhouse.reading.plan.table_cut import ReadPlan
 from streamhouse.reading.plan.table_read import TableScan
-from streamhouse.reading.plan.tier_plan import ReadPlan
 from streamhouse.reading.scan.scan import RowsPiece, ScanContext, Split
 from tests.support.scan_context import scan_context
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from streamhouse.client import LogBatch
 from streamhouse.core.errors import OffsetOutOfRangeError, TableNotFoundError
 from streamhouse.reading.options.options import BATCH, read_options
-from streamhouse.reading.plan.scan_schema import output_columns
-from streamhouse.reading.plan.tier_plan import read_context
-from streamhouse.reading.plan.union_read import plan_batch_read
+from streamhouse.reading.plan.batch_read import plan_batch_read
+from streamhouse.reading.plan.row_form import row_request
+from streamhouse.reading.plan.scan_schema import output_columns, scan_context
 from streamhouse.reading.scan.scan import LogPiece, ScanContext, Split
 from streamhouse.reading.scan.split_reader import coalesce, read_split
 from tests.support.tiering_world import SCHEMA, rows
@@ -70,7 +70,7 @@ def scan(world: UnionWorld, **options: Any) -> ScanContext:
         include_metadata=read.include_metadata,
         table="db.t",
     )
-    return read_context(state, read, output)
+    return scan_context(state.table, row_request(state.table, read, output))
 
 
 def read(world: UnionWorld, pieces: Sequence[LogPiece], context: ScanContext) -> pa.Table:

@@ -137,6 +137,20 @@ class SideLakeState:
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
     fingerprints: Mapping[int, str] = field(default_factory=dict)
 
+    def as_lake_state(
+        self, role: LakeRole, *, expired_offsets: Mapping[int, int] | None = None
+    ) -> LakeState:
+        """Return the state as that of a lake table with this role."""
+        return LakeState(
+            snapshot_id=self.snapshot_id,
+            table_uuid=self.table_uuid,
+            tiered_offsets=self.tiered_offsets,
+            truncated_offsets=self.truncated_offsets,
+            expired_offsets=expired_offsets or {},
+            fingerprints=self.fingerprints,
+            role=role,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {

@@ -20,7 +20,7 @@ from streamhouse.core.model.values.positions import (
     StartingPosition,
     parse_starting_offsets,
 )
-from streamhouse.reading.plan._tier_ranges import (
+from streamhouse.reading.plan._lake_or_log import (
     Readable,
     cut_by_tier,
     narrowed,

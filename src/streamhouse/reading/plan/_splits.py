@@ -8,11 +8,13 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.reading.options.options import ReadOptions
 from streamhouse.reading.scan.scan import LakeFile, LakePiece, LogPiece, Piece, RowsPiece, Split
 
 __all__ = ["SplitSizes", "lake_pieces", "log_pieces", "one_split_a_bucket", "pack", "total_weight"]
@@ -36,6 +38,13 @@ class SplitSizes:
 
     max_split_bytes: int
     min_partitions: int
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> SplitSizes:
+        """Return the sizes of a read: by default twice as many splits as the driver has cores."""
+        # Twice, so that a core that is done early takes another split.
+        splits_min = options.min_partitions or 2 * (os.cpu_count() or 2)
+        return cls(max_split_bytes=options.max_split_bytes, min_partitions=splits_min)
 
     def target_bytes(self, total: int) -> int:
         """Return the size to aim at when `total` bytes are read."""
@@ -99,7 +108,7 @@ def log_pieces(ranges: Mapping[int, OffsetRange], *, is_ordered: bool = False) -
     return [
         LogPiece(bucket=r.bucket, start=r.start, end=r.end, is_ordered=is_ordered)
         for _, r in sorted(ranges.items())
-        if r.row_count
+        if r.start < r.end
     ]
 
 
@@ -114,15 +123,21 @@ def pack(pieces: Sequence[Piece], sizes: SplitSizes) -> list[Split]:
     A split is one stretch of the row, so a file is opened by as few tasks as possible. The same
     pieces always make the same splits.
     """
-    total = total_weight(pieces)
+    weights = [_weight(piece) for piece in pieces]
+    total = sum(weights)
     count = -(-total // sizes.target_bytes(total))
-    contents: dict[int, list[Piece]] = {}
+    cuts: list[tuple[int, Piece, int, int]] = []
     position = 0
-    for piece in pieces:
-        for index, part in _cut(piece, position, total=total, count=count):
-            contents.setdefault(index, []).append(part)
-        position += _weight(piece)
-    return [Split(tuple(parts)) for _, parts in sorted(contents.items())]
+    for piece, weight in zip(pieces, weights, strict=True):
+        cuts += _cuts(piece, position, weight, total=total, count=count)
+        position += weight
+    contents: dict[int, list[Piece]] = {}
+    for index, piece, start, end in cuts:
+        contents.setdefault(index, []).append(piece.between(start, end))
+    splits = []
+    for _, parts in sorted(contents.items()):
+        splits.append(Split(tuple(parts)))
+    return splits
 
 
 def one_split_a_bucket(pieces: Sequence[Piece]) -> list[Split]:
@@ -151,25 +166,28 @@ def _first_offset(piece: LakePiece | LogPiece) -> tuple[bool, int]:
 def _weight(piece: Piece) -> int:
     if isinstance(piece, LakePiece):
         return piece.end_byte - piece.start_byte + FILE_OPEN_BYTES
-    return max(1, piece.row_count) * LOG_ROW_BYTES
+    rows = piece.end - piece.start if isinstance(piece, LogPiece) else piece.row_count
+    return max(1, rows) * LOG_ROW_BYTES
 
 
-def _cut(piece: Piece, position: int, *, total: int, count: int) -> Iterator[tuple[int, Piece]]:
-    """Yield the piece's parts with the split each belongs to; `position` is where it starts."""
+def _cuts(
+    piece: Piece, position: int, weight: int, *, total: int, count: int
+) -> Iterator[tuple[int, Piece, int, int]]:
+    """Yield the parts of a piece that starts at `position`: split, piece, start and end."""
     borders = _borders(piece)
-    middles = [(start + end) / 2 for start, end in itertools.pairwise(borders)]
     origin = borders[0]
     size = borders[-1] - origin
-    scale = _weight(piece) / size if size else 0
+    scale = weight / size if size else 0
     part_start = origin
     split_before: int | None = None
-    for start, middle in zip(borders, middles, strict=False):
+    for start, end in itertools.pairwise(borders):
+        middle = (start + end) / 2
         split = min(count - 1, int((position + (middle - origin) * scale) * count / total))
         if split_before is not None and split != split_before:
-            yield split_before, _between(piece, part_start, start)
+            yield split_before, piece, part_start, start
             part_start = start
         split_before = split
-    yield split_before or 0, _between(piece, part_start, borders[-1])
+    yield split_before or 0, piece, part_start, borders[-1]
 
 
 def _borders(piece: Piece) -> Sequence[int]:
@@ -181,10 +199,3 @@ def _borders(piece: Piece) -> Sequence[int]:
     if isinstance(piece, LogPiece) and not piece.is_ordered:
         return [*range(piece.start, piece.end, LOG_PART_ROWS), piece.end]
     return [piece.start, piece.end] if isinstance(piece, LogPiece) else [0, 1]
-
-
-def _between(piece: Piece, start: int, end: int) -> Piece:
-    if isinstance(piece, LakePiece):
-        is_whole = (start, end) == (piece.start_byte, piece.end_byte)
-        return piece if is_whole else piece.between(start, end)
-    return piece.between(start, end) if isinstance(piece, LogPiece) else piece

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamhouse.core.model.offsets import OffsetRange
-from streamhouse.reading.plan._read_plan import (
+from streamhouse.reading.plan._splits import (
     FILE_OPEN_BYTES,
     LOG_ROW_BYTES,
     SPLIT_BYTES_MIN,

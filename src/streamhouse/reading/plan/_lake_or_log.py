@@ -1,4 +1,6 @@
-"""Which rows of a table a read wants, and which tier each of them comes from. Pure decisions.
+"""Which rows of a table a read takes from the lake, and which from the log.
+
+The decisions are pure; only `ranges_by_tier` asks the service, which turns times into offsets.
 
 Invariants:
 - an offset comes from exactly one tier: below its bucket's lake end from the lake, from it on from
@@ -10,8 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from streamhouse.client import StorageClient
 from streamhouse.core.errors import (
     BucketNotFoundError,
     HistoryDivergedError,
@@ -35,6 +38,7 @@ __all__ = [
     "check_asked",
     "cut_by_tier",
     "narrowed",
+    "ranges_by_tier",
     "readable",
     "refuse_diverged",
     "refuse_loss",
@@ -72,6 +76,54 @@ class TierRanges:
     lake: Mapping[int, OffsetRange] = field(default_factory=dict)
     log: Mapping[int, OffsetRange] = field(default_factory=dict)
     lost: Sequence[OffsetRange] = ()
+
+
+def ranges_by_tier(client: StorageClient, state: TableState, options: ReadOptions) -> TierRanges:
+    """Return the offsets that a batch read takes of the lake and of the log.
+
+    Raises `OffsetOutOfRangeError` for requested rows that neither tier has any more.
+    """
+    table, table_id = str(state.table.path), state.table.table_id
+    buckets = readable(state, part=options.connection.name.part)
+    check_asked(state.table, options)
+    starts = resolve_starts(options.starting, buckets, table=table)
+    ranges = wanted_ranges(starts, options.ending, buckets, table=table)
+    tiers = cut_by_tier(ranges, buckets)
+    refuse_loss(tiers.lost, buckets, table=table, fail_on_data_loss=options.fail_on_data_loss)
+    from_us, to_us = options.from_timestamp_us, options.to_timestamp_us
+    if from_us is not None and options.fail_on_data_loss:
+        _refuse_lost_changes(client, state, options, from_us)
+    if not tiers.log or (from_us is None and to_us is None):
+        return tiers
+    # The scan keeps the rows of the time. Here the log is only read where it has any.
+    begins = {bucket: wanted.start for bucket, wanted in tiers.log.items()}
+
+    def since(timestamp_us: int | None) -> Mapping[int, int] | None:
+        if timestamp_us is None:
+            return None
+        return client.offsets_for_timestamp(
+            table, timestamp_us, start=begins, skip_lost=True, table_id=table_id
+        )
+
+    return replace(tiers, log=narrowed(tiers.log, starts=since(from_us), ends=since(to_us)))
+
+
+def _refuse_lost_changes(
+    client: StorageClient, state: TableState, options: ReadOptions, from_us: int
+) -> None:
+    """Raise `OffsetOutOfRangeError` if changes of a time or later are in neither log nor lake.
+
+    Changes that have left the log cannot be read again, but those that the full history keeps. Rows
+    of a log table that have are no rows of the table any more.
+    """
+    if (
+        state.table.is_primary_key_table
+        and state.lake.changelog is None
+        and options.connection.name.part != LOG
+        and options.starting.kind in ("full", "timestamp")
+    ):
+        table = state.table
+        client.offsets_for_timestamp(str(table.path), from_us, table_id=table.table_id)
 
 
 def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:

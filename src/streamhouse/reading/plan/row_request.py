@@ -1,0 +1,30 @@
+"""What a read asks of a table, whichever tier the rows are in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from streamhouse.reading.scan.scan import BATCH_ROWS, ScanColumn
+from streamhouse.reading.where.predicate import Predicate
+
+__all__ = ["RowRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRequest:
+    """The columns of a read, and the conditions that its rows meet.
+
+    Rows have `from_timestamp_us <= __timestamp < to_timestamp_us`, where there are bounds. Of
+    changes only those of `change_types` are read, None means all. `endpoint` and `token` are of the
+    service that has the log.
+    """
+
+    output: tuple[ScanColumn, ...] = ()
+    predicate: Predicate | None = None
+    from_timestamp_us: int | None = None
+    to_timestamp_us: int | None = None
+    change_types: tuple[int, ...] | None = None
+    fail_on_data_loss: bool = True
+    endpoint: str = ""
+    token: str | None = field(default=None, repr=False)
+    batch_rows: int = BATCH_ROWS
