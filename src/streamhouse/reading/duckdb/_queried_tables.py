@@ -24,7 +24,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.reading.duckdb._arrow_filter import Condition, condition_of
 from streamhouse.reading.plan._splits_read import read_splits
-from streamhouse.reading.plan.table_cut import ReadPlan
+from streamhouse.reading.plan._table_cut import ReadPlan
 from streamhouse.reading.plan.table_read import PinnedTable
 
 __all__ = ["Counted", "TableDataset", "check_not_stopped", "counted"]

@@ -19,7 +19,7 @@ import duckdb
 import pyarrow as pa
 
 from streamhouse.core.errors import InvalidRequestError, NotFoundError
-from streamhouse.reading.plan.table_cut import ReadPlan
+from streamhouse.reading.plan._table_cut import ReadPlan
 from streamhouse.reading.scan.scan import LakePiece
 
 __all__ = ["KEPT_BYTES", "MEMORY_LIMIT", "QueryDatabase", "query_database", "registered"]

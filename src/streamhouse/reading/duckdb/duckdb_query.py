@@ -38,7 +38,7 @@ from streamhouse.reading.duckdb._statement_names import (
     tables_named,
 )
 from streamhouse.reading.options.options import BATCH, as_options, read_options
-from streamhouse.reading.plan.table_cut import ReadPlan
+from streamhouse.reading.plan._table_cut import ReadPlan
 from streamhouse.reading.plan.table_read import PinnedTable
 
 __all__ = ["MEMORY_LIMIT", "query_tables"]

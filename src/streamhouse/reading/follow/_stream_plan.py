@@ -18,8 +18,8 @@ from streamhouse.reading.follow.stream_position import Bootstrap
 from streamhouse.reading.options.options import ReadOptions
 from streamhouse.reading.plan._lake_cut import cut_lake
 from streamhouse.reading.plan._lake_or_log import Readable, cut_by_tier, readable, refuse_loss
+from streamhouse.reading.plan._table_cut import ReadPlan, TableCut, cut_table
 from streamhouse.reading.plan.row_form import stream_request
-from streamhouse.reading.plan.table_cut import ReadPlan, TableCut, cut_table
 from streamhouse.reading.scan.scan import ScanColumn
 
 __all__ = ["plan_bootstrap_range", "plan_stream_range"]

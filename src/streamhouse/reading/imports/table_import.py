@@ -31,6 +31,7 @@ from streamhouse.reading.imports._import_origin import ImportOrigin
 from streamhouse.reading.imports._import_progress import last_position, steps, version_of
 from streamhouse.reading.options.connection import ICEBERG, TableName
 from streamhouse.reading.options.options import STREAM, ReadOptions, read_options
+from streamhouse.reading.plan._table_cut import ReadPlan
 from streamhouse.reading.plan.iceberg_read import (
     open_source,
     plan_appends,
@@ -38,7 +39,6 @@ from streamhouse.reading.plan.iceberg_read import (
 )
 from streamhouse.reading.plan.row_form import row_request, table_columns
 from streamhouse.reading.plan.row_request import RowRequest
-from streamhouse.reading.plan.table_cut import ReadPlan
 from streamhouse.reading.scan.scan import Split
 from streamhouse.reading.scan.split_reader import read_split
 
