@@ -45,6 +45,7 @@ class LakeCut:
 
     def files(self, table: TableInfo, rows: RowRequest) -> LakeFiles:
         """Return the files that may have requested rows."""
+        require("lake", "reading rows that were tiered")
         from streamhouse.reading.files._pruning import LakeQuery
 
         query = LakeQuery(

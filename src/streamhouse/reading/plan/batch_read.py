@@ -2,8 +2,8 @@
 
 One `TableState` pins everything: the lake snapshot and, from the same instant, the positions of all
 buckets. `_lake_or_log.py` decides which rows come from the lake and which from the log;
-`_table_cut.py` makes the plan. Planning asks the service again only to turn a time into offsets, and
-about commits to the lake that the service has not registered.
+`_table_cut.py` makes the plan. Planning asks the service again only to turn a time into offsets,
+and about commits to the lake that the service has not registered.
 """
 
 from __future__ import annotations
