@@ -37,6 +37,7 @@ from streamhouse.core.text.json_texts import (
     JsonTexts,
     arrow_rows,
     check_finite,
+    joined_runs,
     runs_of,
 )
 from streamhouse.core.text.text_rows import as_values, nested_bytes, width_of
@@ -219,18 +220,14 @@ class _Reader:
         if not len(values):
             return ReadRows(empty_batch(self._result), {})
         texts = texts_of(values)
-        misfits: Misfits = {}
-        batches = []
-        for first, _, run in runs_of(
+        runs = runs_of(
             texts,
             width=self._width,
             read=lambda start, end: self._read(texts, start, end),
             read_few=lambda start, end: self._read_few(texts, start, end),
             what=self._bounds.what,
-        ):
-            batches.append(run.rows)
-            misfits |= {first + at: why for at, why in run.misfits.items()}
-        return ReadRows(batches[0] if len(batches) == 1 else pa.concat_batches(batches), misfits)
+        )
+        return joined_runs(runs)
 
     def _read(self, texts: JsonTexts, first: int, end: int) -> ReadRows | None:
         units = self._units_of_run(texts, first, end)

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.model.schema import empty_batch
-from streamhouse.core.rows.checked_rows import Misfits, ReadRows
-from streamhouse.core.text.json_texts import JsonTexts, RowReader
+from streamhouse.core.rows.checked_rows import ReadRows
+from streamhouse.core.text.json_texts import JsonTexts, RowReader, joined_runs
 from streamhouse.storage_service.kafka.values._draft import DraftBounds, spread_out
 
 __all__ = ["json_columns", "json_keys", "texts_of"]
@@ -55,8 +55,6 @@ def json_columns(
     def read(texts: pa.BinaryArray) -> ReadRows:
         if not len(texts):
             return ReadRows(empty_batch(pa.schema(list(types.items()))), {})
-        misfits: Misfits = {}
-        runs = []
         reader = RowReader(
             texts_of(texts),
             types,
@@ -65,10 +63,7 @@ def json_columns(
             what=bounds.what,
             owner=owner,
         )
-        for first, _, run in reader.runs():
-            runs.append(run.rows)
-            misfits |= {first + at: why for at, why in run.misfits.items()}
-        return ReadRows(runs[0] if len(runs) == 1 else pa.concat_batches(runs), misfits)
+        return joined_runs(reader.runs())
 
     bounds.check(types, len(values))
     return spread_out(values, read)

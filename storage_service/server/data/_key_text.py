@@ -16,7 +16,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.schema import FOUND_COLUMN
 from streamhouse.core.model.table import TableInfo
-from streamhouse.core.rows.row_text import column_of
+from streamhouse.core.rows.division import read_rows
 from streamhouse.core.text.json_reading import read_json
 from streamhouse.core.text.json_text import joined, row_texts
 from streamhouse.core.text.ndjson_rows import json_object_lines
@@ -49,14 +49,11 @@ def key_rows(body: bytes, form: Body, table: TableInfo, what: str) -> pa.RecordB
                 f"{what}: key {at} has the columns {', '.join(key)[:200]}; keys have"
                 f" {', '.join(names)}"
             )
-    arrays = []
-    for name in names:
-        t = table.schema.column(name, table=str(table.path)).type
-        array, wrong = column_of([key[name] for key in keys], t)
-        for at, reason in wrong.items():
-            raise SchemaMismatchError(f"{what}: key {at}, column '{name}': {reason}")
-        arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, names=names)
+    types = {name: table.schema.column(name, table=str(table.path)).type for name in names}
+    read = read_rows(types, keys)
+    for at, misfit in read.misfits.items():
+        raise SchemaMismatchError(f"{what}: key {at}, column '{misfit.column}': {misfit.reason}")
+    return read.rows
 
 
 def _listed(body: bytes, what: str) -> Sequence[Mapping[str, Any]]:

@@ -390,11 +390,17 @@ async def _commit(
                 timeout_ms=None,
             )
             spare.callback(_abort, service, companion, linked_id)
-            rows = await service.run_blocking(_rejected, checked, write)
+            rejected = rejected_rows(
+                checked,
+                operation=str(write.operation),
+                source=write.source,
+                first_row=write.first_row,
+            )
+            batches: list[pa.RecordBatch] = await service.run_blocking(list, rejected)
             current = companion.info.schema_id
             rejected_parts = [
                 await _stage(service, companion, linked_id, batch, schema_id=current)
-                for batch in rows
+                for batch in batches
             ]
             linked = LinkedCommit(
                 table=str(companion.path), transaction_id=linked_id, parts=tuple(rejected_parts)
@@ -432,18 +438,6 @@ async def _stage(
     )
     part_id, _ = await transactions.stage(transaction_id, *staged, token=None)
     return part_id
-
-
-def _rejected(checked: CheckedRows, write: SiftedWrite) -> list[pa.RecordBatch]:
-    """Return the rejected rows in the schema of the table of rejected rows."""
-    return list(
-        rejected_rows(
-            checked,
-            operation=str(write.operation),
-            source=write.source,
-            first_row=write.first_row,
-        )
-    )
 
 
 def _body(table: TableInfo, rows: pa.RecordBatch, *, bucket: int | None = None) -> bytes:

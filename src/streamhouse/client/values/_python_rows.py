@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.client.values._python_value import Misfit, python_value_of
+from streamhouse.client.values._python_value import UnfitError, python_value_of
 from streamhouse.core.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.core.model.identity import Same
 from streamhouse.core.model.schema import (
@@ -178,7 +178,7 @@ def _array_one_by_one(values: Sequence[Any], column: Column, *, table: str) -> p
     for row_number, value in enumerate(values):
         try:
             values_for_arrow.append(python_value_of(value, t))
-        except Misfit as misfit:
+        except UnfitError as misfit:
             raise _refused(row_number, column, str(misfit), table=table) from None
     try:
         return pa.array(values_for_arrow, t)

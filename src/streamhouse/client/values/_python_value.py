@@ -14,18 +14,18 @@ import pyarrow as pa
 from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.values.decimals import as_decimal
 
-__all__ = ["Misfit", "python_value_of"]
+__all__ = ["UnfitError", "python_value_of"]
 
 _NO_VALUES: Final = frozenset(("NAType", "NaTType"))
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
-class Misfit(ValueError):
+class UnfitError(ValueError):
     """A value that its column cannot hold; the message names the value and what to give instead."""
 
 
 def python_value_of(value: Any, t: pa.DataType) -> Any:
-    """Return a value for a column of type `t`, for `pa.array`; raises `Misfit`.
+    """Return a value for a column of type `t`, for `pa.array`; raises `UnfitError`.
 
     `pa.array` alone would silently cut off a fraction, take bytes for a text, a wall clock time for
     a moment, or a text for a list of letters.
@@ -38,7 +38,7 @@ def python_value_of(value: Any, t: pa.DataType) -> Any:
     for is_type, read in _READERS:
         if is_type(t):
             return read(value, t)
-    raise Misfit(f"a column of type {t} takes no Python value")
+    raise UnfitError(f"a column of type {t} takes no Python value")
 
 
 def _python(value: Any) -> Any:
@@ -52,22 +52,22 @@ def _python(value: Any) -> Any:
             return None
         exact = value.astype("datetime64[us]")
         if exact != value:
-            raise Misfit(f"{value} has parts of a microsecond, which no table keeps")
+            raise UnfitError(f"{value} has parts of a microsecond, which no table keeps")
         return exact.item()
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, datetime.datetime) and getattr(value, "nanosecond", False):
-        raise Misfit(f"{value} has parts of a microsecond, which no table keeps")
+        raise UnfitError(f"{value} has parts of a microsecond, which no table keeps")
     return value
 
 
-def _wrong_type(value: Any, t: pa.DataType, instead: str = "") -> Misfit:
+def _wrong_type(value: Any, t: pa.DataType, instead: str = "") -> UnfitError:
     if isinstance(value, list | tuple | np.ndarray):
         instead = "; a dict is one row: whole columns are written as pa.table({...})"
     shown = repr(value)
     if len(shown) > 80:
         shown = shown[:77] + "..."
-    return Misfit(f"{shown} is a {type(value).__name__}, no {type_name(t)}{instead}")
+    return UnfitError(f"{shown} is a {type(value).__name__}, no {type_name(t)}{instead}")
 
 
 def _boolean(value: Any, t: pa.DataType) -> Any:
@@ -79,15 +79,15 @@ def _boolean(value: Any, t: pa.DataType) -> Any:
 def _integer(value: Any, t: pa.DataType) -> Any:
     if isinstance(value, float) and not isinstance(value, bool):
         if math.isnan(value):
-            raise Misfit(f"NaN is no {type_name(t)}; give None where there is no value")
+            raise UnfitError(f"NaN is no {type_name(t)}; give None where there is no value")
         if not value.is_integer():
-            raise Misfit(f"{value!r} is no {type_name(t)} without a loss; round it first")
+            raise UnfitError(f"{value!r} is no {type_name(t)} without a loss; round it first")
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise _wrong_type(value, t, "; convert it with int()" if isinstance(value, str) else "")
     bound = 1 << (t.bit_width - 1)
     if not -bound <= value < bound:
-        raise Misfit(f"{str(value)[:80]} does not fit {type_name(t)}; widen the column")
+        raise UnfitError(f"{str(value)[:80]} does not fit {type_name(t)}; widen the column")
     return int(value)
 
 
@@ -99,9 +99,9 @@ def _float(value: Any, t: pa.DataType) -> Any:
     except OverflowError:
         number = math.nan
     if isinstance(value, int) and number != value:
-        raise Misfit(f"{str(value)[:80]} is no {type_name(t)} without a loss")
+        raise UnfitError(f"{str(value)[:80]} is no {type_name(t)} without a loss")
     if pa.types.is_float32(t) and _FLOAT32_MAX < abs(number) < math.inf:
-        raise Misfit(f"{value!r} does not fit float; use a double")
+        raise UnfitError(f"{value!r} does not fit float; use a double")
     return number
 
 
@@ -111,11 +111,11 @@ def _decimal(value: Any, t: pa.DataType) -> Any:
         raise _wrong_type(value, t, instead)
     number = Decimal(value)
     if not number.is_finite():
-        raise Misfit(f"{number} is no {type_name(t)}; give None where there is no value")
+        raise UnfitError(f"{number} is no {type_name(t)}; give None where there is no value")
     try:
         return as_decimal(number, t)
     except (ValueError, ArithmeticError):
-        raise Misfit(f"{str(value)[:80]!r} does not fit {type_name(t)}") from None
+        raise UnfitError(f"{str(value)[:80]!r} does not fit {type_name(t)}") from None
 
 
 def _text(value: Any, t: pa.DataType) -> Any:
@@ -126,7 +126,7 @@ def _text(value: Any, t: pa.DataType) -> Any:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise Misfit(f"a text with half of a surrogate pair is no {type_name(t)}") from error
+        raise UnfitError(f"a text with half of a surrogate pair is no {type_name(t)}") from error
     return str(value)
 
 
@@ -141,7 +141,7 @@ def _date(value: Any, t: pa.DataType) -> Any:
     if isinstance(value, datetime.datetime):
         midnight = datetime.time()
         if value.tzinfo is not None or value.time() != midnight:
-            raise Misfit(f"{value} has a time of day, which a date has not; give its .date()")
+            raise UnfitError(f"{value} has a time of day, which a date has not; give its .date()")
         return value.date()
     if not isinstance(value, datetime.date):
         raise _wrong_type(value, t, "; give a datetime.date")
@@ -152,12 +152,12 @@ def _timestamp(value: Any, t: pa.DataType) -> Any:
     if not isinstance(value, datetime.datetime):
         raise _wrong_type(value, t, "; give a datetime.datetime")
     if t.tz is not None and value.tzinfo is None:
-        raise Misfit(
+        raise UnfitError(
             f"{value} has no time zone, so it is no moment; give it one, as in"
             " value.replace(tzinfo=datetime.UTC), or make the column timestamp_ntz"
         )
     if t.tz is None and value.tzinfo is not None:
-        raise Misfit(
+        raise UnfitError(
             f"{value} has a time zone, which the column's type timestamp_ntz has not; remove it"
             " with value.replace(tzinfo=None)"
         )
@@ -197,12 +197,12 @@ def _nested(value: Any, t: pa.DataType) -> Any:
     names = [field.name for field in t]
     unknown = next((name for name in value if name not in names), None)
     if unknown is not None:
-        raise Misfit(f"the struct has no field {unknown!r:.80} (fields: {', '.join(names)})")
+        raise UnfitError(f"the struct has no field {unknown!r:.80} (fields: {', '.join(names)})")
     return {field.name: _inside(value.get(field.name), field) for field in t}
 
 
 def _inside(value: Any, field: pa.Field) -> Any:
     converted = python_value_of(value, field.type)
     if converted is None and not field.nullable:
-        raise Misfit(f"'{field.name}' inside of it must not be null")
+        raise UnfitError(f"'{field.name}' inside of it must not be null")
     return converted

@@ -11,7 +11,7 @@ returns one object per text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -38,6 +38,7 @@ __all__ = [
     "RowReader",
     "arrow_rows",
     "check_finite",
+    "joined_runs",
     "runs_of",
 ]
 
@@ -182,6 +183,16 @@ def runs_of(
                     )
                 run = read_few(start, stop)
             yield start, stop, run
+
+
+def joined_runs(runs: Iterable[tuple[int, int, ReadRows]]) -> ReadRows:
+    """Return the rows of all runs, at least one; the original values are not kept."""
+    batches: list[pa.RecordBatch] = []
+    misfits: Misfits = {}
+    for first, _, run in runs:
+        batches.append(run.rows)
+        misfits |= {first + at: misfit for at, misfit in run.misfits.items()}
+    return ReadRows(batches[0] if len(batches) == 1 else pa.concat_batches(batches), misfits)
 
 
 class _Unreadable(Protocol):
