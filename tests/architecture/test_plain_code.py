@@ -48,8 +48,6 @@ class Bars(NamedTuple):
 _PLAIN: Final = Bars(1.0, 4.0, 0.5)
 BARS: Final[dict[str, Bars]] = {
     "streamhouse": Bars(1.0, 6.7, 0.5),
-    "streamhouse.api": Bars(15.4, 7.3, 1.5),
-    "streamhouse.client": Bars(4.9, 8.1, 4.8),
     "streamhouse.reading": Bars(7.2, 9.5, 4.8),
     "streamhouse.storage_service.directory": Bars(8.5, 13.4, 8.2),
     "streamhouse.storage_service.engine": Bars(6.4, 12.8, 9.8),

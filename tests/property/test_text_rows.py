@@ -316,8 +316,9 @@ def test_nulls_in_a_list_count_as_what_they_are_as_rows() -> None:
 
 def test_texts_have_any_letters_and_nothing_of_other_rows() -> None:
     values = [None, "", "a", *map(chr, range(130)), '\\"\n\\', "ü\u2028😀"]
+    empty = pa.array([[]] * len(values), pa.list_(pa.int64()))
     batch = pa.RecordBatch.from_pydict(
-        {"s": values, "l": [[value, value] for value in values], "n": [[]] * len(values)}
+        {"s": values, "l": [[value, value] for value in values], "n": empty}
     )
 
     texts = row_texts(batch.slice(2)).to_pylist()
