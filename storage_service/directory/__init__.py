@@ -1,1 +1,1 @@
-"""What lies in a data directory: state files, the tables there are, backups of all of it."""
+"""A data directory's contents: state files, the registry of tables, table folders."""

@@ -1,12 +1,12 @@
-"""What `service.json` says of tables that move between shards.
+"""The entries of `service.json` for tables that move between shards.
 
 Invariants (decision 0021):
-- a table that leaves is named in `leaving` before it is closed, with the version of its name that
-  decides; until that is read it stays in `tables`, and nobody serves it
-- a table that arrives is named in `arriving` before its first file is written, and `is_ready` after
-  its last one; the source decides for it only after that
-- it changes from `leaving` to `dropped`, and from `arriving` to `tables` or `dropped`, in one save,
-  after the directory was read
+- a leaving table is in `leaving` before it is closed, with the version of its name in which the
+  move is decided; until the decision is read the table stays in `tables`, and no shard serves it
+- an arriving table is in `arriving` before its first file is written, and `is_ready` after the last
+  file; the source decides for the move only then
+- a table changes from `leaving` to `dropped`, and from `arriving` to `tables` or `dropped`, in one
+  save, after the directory was read
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from streamhouse.core.errors import StorageFailedError
 from streamhouse.core.model.table import TableInfo, TablePath
-from streamhouse.storage_service.directory.service_state import KnownTable, ServiceState
+from streamhouse.storage_service.directory.service_state import ServiceState, TableEntry
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
 from streamhouse.storage_service.ownership.shards.tickets import Arrival, MoveTicket
 
@@ -27,9 +27,9 @@ _logger = logging.getLogger(__name__)
 
 
 def settle_moves(state: ServiceState, names: ShardDirectory) -> bool:
-    """Complete or undo, at a start, what was under way; return whether `state` has changed.
+    """Complete or undo unfinished moves at a start; return whether `state` has changed.
 
-    What this shard sent is decided now. What was coming may still be open: it goes on to wait.
+    Every move from this shard is decided now. A move to this shard may stay open.
     """
     is_changed = False
     for table_id, ticket in tuple(state.leaving.items()):
@@ -46,7 +46,7 @@ def settle_moves(state: ServiceState, names: ShardDirectory) -> bool:
             continue
         del state.arriving[table_id]
         if shard_or_open == arrival.ticket.target:
-            state.tables[table_id] = KnownTable(arrival.ticket.path)
+            state.tables[table_id] = TableEntry(arrival.ticket.path)
         else:
             state.dropped.add(table_id)
         is_changed = True
@@ -54,7 +54,7 @@ def settle_moves(state: ServiceState, names: ShardDirectory) -> bool:
 
 
 class MovedTables:
-    """See the module. Each change is durable on return, or was not made. Blocking."""
+    """The changes to moving tables. Each is durable on return, or did not happen. Blocking."""
 
     def __init__(
         self,
@@ -68,25 +68,25 @@ class MovedTables:
 
     @property
     def leaving(self) -> dict[int, MoveTicket]:
-        """Tables that are in this shard, and that another one may have soon, by id."""
+        """Tables of this shard, soon perhaps another shard's, by id."""
         return dict(self._state.leaving)
 
     @property
     def arriving(self) -> dict[int, Arrival]:
-        """Tables that are in another shard, and that this one may have soon, by id."""
+        """Tables of other shards, soon perhaps this shard's, by id."""
         return dict(self._state.arriving)
 
     def has(self, ticket: MoveTicket) -> bool:
-        """Whether the table of a move is one of this shard."""
-        known = self._state.tables.get(ticket.table_id)
-        return known is not None and known.path == ticket.path
+        """Return whether the table of a move belongs to this shard."""
+        entry = self._state.tables.get(ticket.table_id)
+        return entry is not None and entry.path == ticket.path
 
-    def is_remains(self, table_id: int) -> bool:
-        """Whether files of this id are waiting for their deletion."""
+    def is_dropped(self, table_id: int) -> bool:
+        """Return whether files of this id wait for their deletion."""
         return table_id in self._state.dropped
 
     def begin_leaving(self, ticket: MoveTicket) -> None:
-        """Note that a table may leave."""
+        """Record that a table may leave."""
 
         def change() -> None:
             self._state.leaving[ticket.table_id] = ticket
@@ -94,7 +94,7 @@ class MovedTables:
         self._save(change)
 
     def stay(self, table_id: int) -> None:
-        """Note that a table does not leave."""
+        """Record that a table does not leave."""
 
         def change() -> None:
             self._state.leaving.pop(table_id, None)
@@ -102,7 +102,7 @@ class MovedTables:
         self._save(change)
 
     def leave(self, ticket: MoveTicket) -> None:
-        """Note that a table is another shard's; its files here wait for `purge`."""
+        """Record that a table belongs to another shard; its files here wait for `purge`."""
 
         def change() -> None:
             self._state.leaving.pop(ticket.table_id, None)
@@ -113,7 +113,7 @@ class MovedTables:
         self._tables.pop(ticket.path, None)
 
     def begin_arriving(self, ticket: MoveTicket) -> None:
-        """Note that a table may come."""
+        """Record that a table may arrive."""
 
         def change() -> None:
             self._state.arriving[ticket.table_id] = Arrival(ticket)
@@ -121,7 +121,7 @@ class MovedTables:
         self._save(change)
 
     def set_ready(self, table_id: int) -> None:
-        """Note that all files of a table that may come are here."""
+        """Record that all files of an arriving table are here."""
 
         def change() -> None:
             arrival = self._state.arriving[table_id]
@@ -130,7 +130,7 @@ class MovedTables:
         self._save(change)
 
     def refuse(self, table_id: int) -> None:
-        """Note that a table does not come; its files here wait for `purge`."""
+        """Record that a table does not arrive; its files here wait for `purge`."""
 
         def change() -> None:
             self._state.arriving.pop(table_id, None)
@@ -139,23 +139,28 @@ class MovedTables:
         self._save(change)
 
     def arrive(self, info: TableInfo) -> None:
-        """Note that a table is this shard's."""
+        """Record that a table belongs to this shard."""
 
         def change() -> None:
             self._state.arriving.pop(info.table_id, None)
-            self._state.tables[info.table_id] = KnownTable(info.path)
+            self._state.tables[info.table_id] = TableEntry(info.path)
             self._state.databases.add(info.path.database)
 
         self._save(change)
         self._tables[info.path] = info
 
     def _save(self, change: Callable[[], None]) -> None:
-        """Make a change; after an `UnknownOutcomeError` it is made, as far as anybody sees."""
+        """Make and save a change; after an `UnknownOutcomeError` the change counts as made."""
         state = self._state
-        before = (dict(state.leaving), dict(state.arriving), dict(state.tables), set(state.dropped))
+        previous = (
+            dict(state.leaving),
+            dict(state.arriving),
+            dict(state.tables),
+            set(state.dropped),
+        )
         change()
         try:
             self._save_state()
         except StorageFailedError:
-            state.leaving, state.arriving, state.tables, state.dropped = before
+            state.leaving, state.arriving, state.tables, state.dropped = previous
             raise

@@ -1,7 +1,7 @@
-"""A table that cannot be served: its files are damaged, or the disk does not give them.
+"""A table that cannot be served: the files are damaged, or the disk fails to return data.
 
-Invariant: nothing of it is changed, moved or removed; only who drops it by name as a damaged table
-gives it up. Every call that names it is answered with the one error that says why.
+Invariant: no file of the table is changed, moved or removed; only a drop with `damaged` gives the
+table up. Every call with the table's name gets one error with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["DamagedTable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedTable:
-    """Which table, and why; `code` is that of the error that was met."""
+    """The table, the reason, and the `code` of the original error."""
 
     path: TablePath
     table_id: int
@@ -25,7 +25,7 @@ class DamagedTable:
 
     @classmethod
     def of(cls, path: TablePath, table_id: int, error: Exception) -> DamagedTable:
-        """Return the table that cannot be served because of `error`."""
+        """Return the damaged table for the `error` of its opening."""
         if isinstance(error, StreamhouseError):
             reason = error.message.removeprefix(f"table '{path}' cannot be opened: ")
             return cls(path=path, table_id=table_id, code=error.code, reason=reason)
@@ -33,11 +33,11 @@ class DamagedTable:
         return cls(path=path, table_id=table_id, code=TableDamagedError.code, reason=reason)
 
     def to_json(self) -> dict[str, str]:
-        """Return what the status says of it."""
+        """Return the entry in the status."""
         return {"table": str(self.path), "code": self.code, "reason": self.reason}
 
     def error(self) -> TableDamagedError:
-        """Return what every call that names the table is answered."""
+        """Return the error for every call with the table's name."""
         return TableDamagedError(
             f"table '{self.path}' is unavailable: {self.reason}; nothing of it was changed, the"
             " other tables are served, and docs/operations.md says how to get it back"

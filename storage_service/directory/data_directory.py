@@ -1,27 +1,27 @@
-"""The data directory: who owns it, its format, and where everything lies in it.
+"""The data directory: owner, format, and paths.
 
     LOCK                          flock of the one process that uses the directory
     service.json                  format version, service id, next table id, databases, tables
     tables/<table_id>/table.json  the table
     tables/<table_id>/lake.json   lake snapshot, tiered offsets, tiering epoch
     tables/<table_id>/lake_pins.json  lake snapshots that readers have pinned
-    tables/<table_id>/consumers.json  how far readers say that they have read
-    tables/<table_id>/record_schemas.json  schemas of Avro that records name by their ids
+        tables/<table_id>/consumers.json  the positions that readers have reported
+        tables/<table_id>/record_schemas.json  Avro schemas that records name by id
     tables/<table_id>/row_ages.json  offsets by time, of a primary key table whose rows age
     tables/<table_id>/bucket-<b>/ the log of one bucket
     tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table
     tables/<table_id>/transactions/ staged rows and decisions of transactions
-    tables/<table_id>.dropped/    a dropped table, named so in service.json, that is being deleted
-    tables/<table_id>.given-up/   a damaged table that was dropped, or one in whose place the lake's
-                                  history went on; nothing deletes it
+        tables/<table_id>.dropped/    a dropped table, named so in service.json, during its deletion
+        tables/<table_id>.given-up/   a damaged table that was dropped, or a table replaced by the
+                                      lake's history; nothing deletes it
     lake/                         the default Iceberg catalog and warehouse
-    backup.staged/                a backup that is being put together
+        backup.staged/                a staged backup
 
-The directory is its owner's alone (mode 700): nobody else reads a table on the disk.
-Every durable change goes through the directory's one `filesystem`, besides those of RocksDB below
-`kv`, of the lake, of backups that are staged, and of LOCK.
-No path is made of user input: tables are directories by their id. Every JSON file is sealed
-(state_file.py); a table of a release before that is among `former` until it was opened once.
+The directory is private to its owner (mode 700): no other user can read a table on the disk. Every
+durable change goes through the directory's `filesystem`. Exceptions are RocksDB's files below `kv`,
+the lake, staged backups, and LOCK. No path contains user input: table directories are named by id.
+Every JSON file is sealed (state_file.py); a table of an older release is in `former` until its
+first opening.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ GIVEN_UP_SUFFIX: Final = ".given-up"
 
 
 class DataDirectory:
-    """A data directory; one that was opened is exclusively locked until `close` gives it up."""
+    """A data directory; after `open` it is locked exclusively until `close`."""
 
     def __init__(self, path: Path, lock_descriptor: int | None = None) -> None:
         self.path = path
         self._lock_descriptor: int | None = lock_descriptor
         self.filesystem: Filesystem = LocalFilesystem()
-        """What changes the directory; another one takes its place before anything is opened."""
+        """The filesystem of all changes; may be replaced before the first table is opened."""
         self.service_id = ""
-        """Known once service.json was read."""
+        """Empty until service.json was read."""
         self.former: set[int] = set()
-        """Ids of tables whose files may be of the format without checksums."""
+        """Ids of tables whose files may have the format without checksums."""
 
     @classmethod
     def open(cls, path: Path) -> DataDirectory:
         """Create the directory if needed and lock it.
 
-        Raises `UnavailableError` if another process has it, `InvalidRequestError` if it cannot be
-        used at all.
+        Raises `UnavailableError` if another process holds the lock, `InvalidRequestError` if the
+        directory cannot be used.
         """
         path = path.absolute()
         try:
@@ -95,10 +95,9 @@ class DataDirectory:
 
     @property
     def place(self) -> str:
-        """What neither a copy of the directory has nor its disk in another machine.
-
-        Whoever has the lock of the same place knows that who had it before is gone. Empty where
-        the system does not tell one start of its kernel from another.
+        """An identity of the directory's place: a copy has another one, and so has the disk in
+        another machine. A process with the lock at the same place knows the former owner's end.
+        Empty where the system has no id of the kernel's start.
         """
         if self._lock_descriptor is None:
             return ""
@@ -111,12 +110,12 @@ class DataDirectory:
 
     @property
     def service_file(self) -> Path:
-        """Where the service keeps what concerns all tables."""
+        """The file with the state of all tables together."""
         return self.path / "service.json"
 
     @property
     def service_file_hint(self) -> str:
-        """What to do about a service.json that is damaged, old or missing."""
+        """Advice for a damaged, old or missing service.json."""
         return (
             "put the newest one back, or make it anew from the tables with `streamhouse check"
             f" --data-dir {self.path} --rebuild-service-file`"
@@ -124,7 +123,7 @@ class DataDirectory:
 
     @property
     def service_state(self) -> StateFile:
-        """As `service_file`, to load and save; of any service while `service_id` is empty."""
+        """The `service_file`, to load and save; any service's file, without a `service_id`."""
         identity = StateIdentity(kind="service", service_id=self.service_id)
         return StateFile(
             path=self.service_file,
@@ -134,7 +133,7 @@ class DataDirectory:
         )
 
     def state_of(self, table_id: int, kind: str) -> StateIdentity:
-        """Return what a table's file of this kind must say it is."""
+        """Return the identity that a table's file of this kind must state."""
         return StateIdentity(kind=kind, service_id=self.service_id, table_id=table_id)
 
     def _table_state(self, table_id: int, kind: str) -> StateFile:
@@ -151,15 +150,15 @@ class DataDirectory:
         return self.path / "tables"
 
     def table(self, table_id: int) -> Path:
-        """The directory of one table."""
+        """Return the directory of one table."""
         return self.tables / str(table_id)
 
     def table_file(self, table_id: int) -> StateFile:
-        """Where a table's descriptor is kept."""
+        """Return the file of a table's descriptor."""
         return self._table_state(table_id, "table")
 
     def lake_file(self, table_id: int) -> StateFile:
-        """Where a table's lake state is kept."""
+        """Return the file of a table's lake state."""
         return self._table_state(table_id, "lake")
 
     def lake_pins_file(self, table_id: int) -> StateFile:
@@ -175,27 +174,27 @@ class DataDirectory:
         return self._table_state(table_id, name)
 
     def row_ages_file(self, table_id: int) -> StateFile:
-        """Where a primary key table keeps which offsets were written before which times."""
+        """Return the file of a primary key table's row ages: offsets by time of writing."""
         return self._table_state(table_id, "row_ages")
 
     def transactions(self, table_id: int) -> Path:
-        """The directory of a table's transactions."""
+        """Return the directory of a table's transactions."""
         return self.table(table_id) / "transactions"
 
     def bucket(self, table_id: int, bucket: int) -> Path:
-        """The directory of one bucket's log."""
+        """Return the directory of one bucket's log."""
         return self.table(table_id) / f"bucket-{bucket}"
 
     def key_rows(self, table_id: int, bucket: int) -> Path:
-        """The directory of one bucket's rows by key."""
+        """Return the directory of one bucket's rows by key."""
         return self.bucket(table_id, bucket) / "kv"
 
     def dropped(self, table_id: int) -> Path:
-        """Where a dropped table's files wait for their deletion."""
+        """Return the place of a dropped table's files until their deletion."""
         return self.tables / f"{table_id}{DROPPED_SUFFIX}"
 
     def given_up(self, table_id: int) -> Path:
-        """Where a damaged table's files stay once it was dropped, or a replaced one's."""
+        """Return the place of the files of a dropped damaged table, or of a replaced table."""
         return self.tables / f"{table_id}{GIVEN_UP_SUFFIX}"
 
     def close(self) -> None:
@@ -206,14 +205,14 @@ class DataDirectory:
 
 
 def _make_private(path: Path) -> None:
-    """Let nobody but its owner into the directory; then nobody reads a file in it."""
+    """Make the directory, with every file inside, private to the owner."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & (stat.S_IRWXG | stat.S_IRWXO):
         return
     try:
         path.chmod(PRIVATE)
     except PermissionError:
-        # Another user's, as mounted volumes are: only that one can.
+        # Another user's directory, such as a mounted volume: only its owner can change the mode.
         _logger.warning(
             "event=data_directory_open path='%s' mode=%03o advice='chmod 700 it: others may read"
             " what is in it'",

@@ -1,9 +1,9 @@
-"""A data directory of the release before: which tables it has, and sealing its files.
+"""The upgrade of a data directory of the previous release: its tables, and the sealing of files.
 
-In format 1 the directories said which tables there are, and JSON files had no checksum. The first
-start writes service.json first, so that the release before does not take the directory for its own
-any more, and then seals every table's files as it opens it. Every step can be interrupted and
-repeated; nothing is removed but what was dropped.
+In format 1 the folders alone defined the tables, and JSON files had no checksum. The first start
+writes service.json first: from now on the previous release refuses the directory. Then every
+table's files are sealed when the table is opened. Every step can be interrupted and repeated; only
+dropped tables are removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamhouse.storage_service.directory.data_directory import (
     DROPPED_SUFFIX,
     DataDirectory,
 )
-from streamhouse.storage_service.directory.service_state import KnownTable, ServiceState
+from streamhouse.storage_service.directory.service_state import ServiceState, TableEntry
 from streamhouse.storage_service.directory.table_files import (
     load_lake_state,
     read_table,
@@ -28,10 +28,10 @@ __all__ = ["find_former_tables", "upgrade_files"]
 
 
 def find_former_tables(directory: DataDirectory, state: ServiceState) -> None:
-    """Fill in the tables that a directory of format 1 has.
+    """Fill in the tables of a directory in format 1.
 
-    Of several for one path the latest is the table. Raises `CorruptDataError` for a table whose
-    file cannot be read: without it nobody knows its name.
+    Of several tables for a path the latest counts. Raises `CorruptDataError` for a table with an
+    unreadable file: the file alone has the table's name.
     """
     ids: dict[TablePath, int] = {}
     for path in sorted(directory.tables.iterdir()):
@@ -45,7 +45,7 @@ def find_former_tables(directory: DataDirectory, state: ServiceState) -> None:
             ids[info.path] = max(table_id, ids.get(info.path, 0))
         elif not any(file.is_file() for file in path.rglob("*")):
             state.creating.add(table_id)
-    state.tables = {table_id: KnownTable(path, 0, True) for path, table_id in ids.items()}
+    state.tables = {table_id: TableEntry(path, 0, True) for path, table_id in ids.items()}
 
 
 def _id_of(name: str) -> int | None:
@@ -67,9 +67,10 @@ def _former_table(directory: DataDirectory, table_id: int, state: ServiceState) 
 
 
 def upgrade_files(directory: DataDirectory, info: TableInfo) -> None:
-    """Seal what lake and readers have of a former table; its transactions are sealed when loaded.
+    """Seal the lake state and the files of readers of a former table.
 
-    Raises `CorruptDataError` for a file that is damaged; those before it are sealed then.
+    Transactions are sealed when they are loaded. Raises `CorruptDataError` for a damaged file; the
+    earlier files are sealed then.
     """
     table_id = info.table_id
     _check_lake_state(directory, info)
@@ -80,11 +81,11 @@ def upgrade_files(directory: DataDirectory, info: TableInfo) -> None:
 
 
 def _check_lake_state(directory: DataDirectory, info: TableInfo) -> None:
-    """Raise if a table without a lake state cannot have been without one all the time."""
+    """Raise if a table lacks a lake state, though the log begins above 0."""
     if directory.lake_file(info.table_id).exists() or not info.properties().datalake_enabled:
         return
     for bucket in range(info.bucket_count):
-        start = _start_of(directory.bucket(info.table_id, bucket))
+        start = _first_offset(directory.bucket(info.table_id, bucket))
         if start:
             raise CorruptDataError(
                 f"{directory.lake_file(info.table_id).path} is missing: the log of bucket {bucket}"
@@ -92,6 +93,6 @@ def _check_lake_state(directory: DataDirectory, info: TableInfo) -> None:
             )
 
 
-def _start_of(bucket: Path) -> int:
+def _first_offset(bucket: Path) -> int:
     names = [path.name for path in bucket.iterdir()] if bucket.is_dir() else []
     return min(offsets_of(names, ".log"), default=0)

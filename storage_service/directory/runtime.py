@@ -1,7 +1,7 @@
-"""What everything that works on the tables of one service shares; made once, when it starts.
+"""The shared parts of all modules that work on a service's tables; made once, at the start.
 
-One clock, one pool of threads for what waits for the disk, one observer, and one lock that is held
-while the set of tables, or of their files, changes.
+A clock, a thread pool for blocking work, an observer, and a lock, held while the set of tables, or
+of table files, changes.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _T = TypeVar("_T")
 
 
 def clock_us() -> int:
-    """Return the time in microseconds since the epoch, UTC. Nothing else reads the wall clock."""
+    """Return the time in microseconds since the epoch, UTC. No other code reads the wall clock."""
     return time.time_ns() // 1_000
 
 
 class Observer(Protocol):
-    """Told of what happens in the background, on the event loop."""
+    """Receives events of background work, on the event loop."""
 
     def committed(self, *, units: int, seconds: float) -> None:
-        """Count one group commit: how many appends, how long writing and syncing took."""
+        """Count one group commit: the number of appends, the seconds of writing and syncing."""
 
     def segments_deleted(self, count: int) -> None:
         """Count log segments that retention deleted."""
 
     def unread_rows_deleted(self, count: int) -> None:
-        """Count rows that left the log before a consumer had read them."""
+        """Count rows deleted from the log before a consumer's reading."""
 
     def rows_expired(self, count: int) -> None:
-        """Count rows that were deleted because of their age."""
+        """Count rows that were deleted for their age."""
 
     def transaction_ended(self, how: str, *, row_count: int, seconds: float) -> None:
-        """Count one that was committed, skipped, aborted or timed out."""
+        """Count a transaction that was committed, skipped, aborted or timed out."""
 
 
 class RunBlocking(Protocol):
@@ -52,9 +52,9 @@ class RunBlocking(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """See the module. `monotonic_s` measures how long something takes, or took.
+    """See the module. `monotonic_s` measures durations.
 
-    `thread_s` measures what the calling thread takes of the processor.
+    `thread_s` measures the processor time of the calling thread.
     """
 
     executor: Executor
@@ -65,6 +65,6 @@ class Runtime:
     changing_files: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Run `function`, which blocks, on a thread of the pool; called on the event loop."""
+        """Run the blocking `function` on a thread of the pool; called on the event loop."""
         work = functools.partial(contextvars.copy_context().run, function, *args)
         return await asyncio.get_running_loop().run_in_executor(self.executor, work)

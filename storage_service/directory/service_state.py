@@ -1,8 +1,10 @@
-"""`service.json`: which databases and tables there are; nothing else decides that.
+"""`service.json`: the one list of databases and tables.
 
 Invariants:
-- a table exists exactly while it is among `tables`; a missing file or directory makes it damaged
-- what is removed from disk is named in `dropped`, or in `creating` and without a row, before
+- a table exists exactly while `tables` has an entry; with a missing file or directory the table is
+  damaged
+- files are removed from disk only after service.json has the table in `dropped`, or in `creating`
+  without a row
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.state_file import FORMAT_VERSION
 from streamhouse.storage_service.ownership.shards.tickets import Arrival, MoveTicket
 
-__all__ = ["KnownTable", "ServiceState", "load_service_state", "save_service_state"]
+__all__ = ["ServiceState", "TableEntry", "load_service_state", "save_service_state"]
 
 _FORMER_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class KnownTable:
-    """What is known of a table besides its own files.
+class TableEntry:
+    """A table's entry in service.json.
 
-    Its `table.json` has this generation or a later one. With `is_former` its files may be of the
-    format that had no checksums, and some may never have been made.
+    The table's `table.json` has this generation or a later one. With `is_former` its files may have
+    the format without checksums, and some files may never have existed.
     """
 
     path: TablePath
@@ -40,7 +42,7 @@ class KnownTable:
         return {"path": str(self.path), "generation": self.generation, **former}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> KnownTable:
+    def from_json(cls, value: Mapping[str, Any]) -> TableEntry:
         """Read the JSON form."""
         path, generation = TablePath.parse(value["path"]), int(value["generation"])
         return cls(path, generation, bool(value.get("is_former", False)))
@@ -48,14 +50,16 @@ class KnownTable:
 
 @dataclass(slots=True, kw_only=True)
 class ServiceState:
-    """Every id below `next_table_id` was used or is another shard's. Of `creating` and `dropped`
-    tables remains may lie about. In one of several shards, ids from `ids_end` on are others', and
-    `leaving` and `arriving` tables are on their way to another shard, or to this one."""
+    """Every id below `next_table_id` was used or belongs to another shard. `creating` and `dropped`
+    tables may have files left. With several shards, ids from `ids_end` on belong to other
+    shards, and `leaving` and `arriving` tables are on their way to another shard, or to this
+    shard.
+    """
 
     next_table_id: int = 1
     ids_end: int | None = None
     databases: set[str] = field(default_factory=set)
-    tables: dict[int, KnownTable] = field(default_factory=dict)
+    tables: dict[int, TableEntry] = field(default_factory=dict)
     creating: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
     leaving: dict[int, MoveTicket] = field(default_factory=dict)
@@ -66,19 +70,19 @@ class ServiceState:
         return {
             "next_table_id": self.next_table_id,
             "databases": sorted(self.databases),
-            "tables": {str(number): known.to_json() for number, known in self.tables.items()},
+            "tables": {str(number): entry.to_json() for number, entry in self.tables.items()},
             "creating": sorted(self.creating),
             "dropped": sorted(self.dropped),
             **({} if self.ids_end is None else {"ids_end": self.ids_end}),
-            **({"leaving": _listed(self.leaving)} if self.leaving else {}),
-            **({"arriving": _listed(self.arriving)} if self.arriving else {}),
+            **({"leaving": _moves_to_json(self.leaving)} if self.leaving else {}),
+            **({"arriving": _moves_to_json(self.arriving)} if self.arriving else {}),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], *, where: str) -> ServiceState:
         """Read the JSON form; `where` names the file in a `CorruptDataError`."""
         if "tables" not in value and value.get("format") != _FORMER_VERSION:
-            # Without a checksum: the one release that wrote such files wrote that version.
+            # A file without a checksum: the only release that wrote such files wrote this version.
             raise CorruptDataError(
                 f"{where}: format {value.get('format')!r} is not {FORMAT_VERSION}; this data"
                 " directory belongs to another version of Streamhouse"
@@ -88,8 +92,8 @@ class ServiceState:
                 next_table_id=int(value["next_table_id"]),
                 databases=set(map(str, value["databases"])),
                 tables={
-                    int(number): KnownTable.from_json(known)
-                    for number, known in value.get("tables", {}).items()
+                    int(number): TableEntry.from_json(entry)
+                    for number, entry in value.get("tables", {}).items()
                 },
                 creating=set(map(int, value.get("creating", ()))),
                 dropped=set(map(int, value.get("dropped", ()))),
@@ -107,14 +111,14 @@ class ServiceState:
             raise CorruptDataError(f"{where} says not what tables there are: {error!r}") from error
 
 
-def _listed(moves: Mapping[int, MoveTicket | Arrival]) -> list[dict[str, Any]]:
+def _moves_to_json(moves: Mapping[int, MoveTicket | Arrival]) -> list[dict[str, Any]]:
     return [move.to_json() for _, move in sorted(moves.items())]
 
 
 def load_service_state(directory: DataDirectory) -> tuple[ServiceState, bool]:
-    """Return what service.json says, and whether it is of the format that named no tables.
+    """Return the state in service.json, and whether it has the old format without tables.
 
-    The directory knows its service's id then. Raises `CorruptDataError`.
+    The call sets the directory's service id. Raises `CorruptDataError`.
     """
     directory.service_id = ""
     file = directory.service_state
@@ -124,7 +128,7 @@ def load_service_state(directory: DataDirectory) -> tuple[ServiceState, bool]:
         directory.service_id = str(content["service_id"])
         is_former = "tables" not in content
         if not is_former:
-            # Once more, by the id that it says.
+            # Loaded again, now checked against the id.
             directory.service_state.load()
     except KeyError as error:
         raise CorruptDataError(f"{file.path} names no service id") from error
@@ -132,10 +136,10 @@ def load_service_state(directory: DataDirectory) -> tuple[ServiceState, bool]:
         if "another version" in error.message:
             raise
         raise CorruptDataError(f"{error.message}; {directory.service_file_hint}") from error
-    directory.former.update(number for number, known in state.tables.items() if known.is_former)
+    directory.former.update(number for number, entry in state.tables.items() if entry.is_former)
     return state, is_former
 
 
 def save_service_state(directory: DataDirectory, state: ServiceState) -> None:
-    """Make `state` what the service knows, durably; raises as `StateFile.save`."""
+    """Save `state` as the service's state, durably; raises as `StateFile.save`."""
     directory.service_state.save({**state.to_json(), "service_id": directory.service_id})

@@ -1,4 +1,4 @@
-"""State files: JSON that says what it is and has a checksum, replaced as a whole.
+"""State files: JSON with an identity and a checksum, replaced as a whole.
 
     {"crc32c": "0a1b2c3d",
     "content": {...},
@@ -8,9 +8,9 @@
     "table_id": 7}
 
 Invariants:
-- what `unseal` returns is what was sealed, of this kind, this service and this table; anything else
-  is a CorruptDataError that says what is wrong
-- the checksum is over the other members in one form: white space is all that may change unnoticed
+- `unseal` returns exactly the sealed content, of this kind, this service and this table; anything
+  else is a CorruptDataError that names the difference
+- the checksum covers the other members in canonical form: only white space may change unnoticed
 - after a crash a file is the old one or the new one
 """
 
@@ -44,14 +44,14 @@ __all__ = [
 ]
 
 FORMAT_VERSION: Final = 2
-"""Files of format 1 had neither checksum nor identity; the first start seals them."""
+"""Format 1 had neither checksum nor identity; the first start seals such files."""
 
 _MEMBERS: Final = {"content", "format", "kind", "service_id", "table_id"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateIdentity:
-    """What a state file is about; `table_id` is None for what concerns all tables."""
+    """The subject of a state file; `table_id` is None for the state of all tables."""
 
     kind: str
     service_id: str
@@ -75,10 +75,10 @@ def seal(identity: StateIdentity, content: Mapping[str, Any]) -> bytes:
 def unseal(
     data: bytes, identity: StateIdentity, *, where: str, is_former: bool = False
 ) -> dict[str, Any]:
-    """Return the content of a state file; `where` names it in errors.
+    """Return the content of a state file; `where` names the file in errors.
 
-    With `is_former` it may be one of format 1, which is its content and nothing else. An empty
-    `service_id` stands for any: that is asked of the file from which the service learns its own.
+    With `is_former` the file may be in format 1: the bare content. An empty `service_id` accepts
+    any service: for the file from which the service learns its own id.
     """
     try:
         value = json.loads(data)
@@ -98,9 +98,9 @@ def unseal(
             f"{where} has format {value['format']}, which this release cannot read: it is of"
             " another version of Streamhouse"
         )
-    found = (value["kind"], value["service_id"], value["table_id"])
-    wanted = (identity.kind, identity.service_id or value["service_id"], identity.table_id)
-    for name, is_, should in zip(("kind", "service", "table"), found, wanted, strict=True):
+    stated = (value["kind"], value["service_id"], value["table_id"])
+    expected = (identity.kind, identity.service_id or value["service_id"], identity.table_id)
+    for name, is_, should in zip(("kind", "service", "table"), stated, expected, strict=True):
         if is_ != should:
             raise CorruptDataError(f"{where} is of another {name}: {is_!r}, not {should!r}")
     content = value["content"]
@@ -110,9 +110,9 @@ def unseal(
 
 
 def is_of_another_format(data: bytes) -> bool:
-    """Whether these are the whole bytes of a state file of a format that this release cannot read.
+    """Return whether the bytes are a whole state file in a format that this release cannot read.
 
-    What may be lost when it is damaged must not be dropped then: another release can read it.
+    A file that may be dropped when damaged must be kept in this case: another release can read it.
     """
     try:
         value = json.loads(data)
@@ -123,7 +123,7 @@ def is_of_another_format(data: bytes) -> bool:
 
 
 def _canonical(value: Mapping[str, Any]) -> str:
-    # One line a member: people read these files, too.
+    # One line a member: operators read these files, too.
     return json.dumps(value, sort_keys=True, separators=(",\n", ": "))
 
 
@@ -133,7 +133,7 @@ def _checksum(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFile:
-    """`is_former`: it may still be of the format without checksums. Blocking."""
+    """A state file on disk; with `is_former` possibly in the format without checksums. Blocking."""
 
     path: Path
     identity: StateIdentity
@@ -141,11 +141,11 @@ class StateFile:
     is_former: bool = False
 
     def exists(self) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
         return self.path.exists()
 
     def is_of_another_format(self) -> bool:
-        """Whether it is whole, and of a format that this release cannot read."""
+        """Return whether the file is whole, in a format that this release cannot read."""
         try:
             return is_of_another_format(self.path.read_bytes())
         except OSError:
@@ -167,15 +167,15 @@ class StateFile:
 
 
 def replace_json(filesystem: Filesystem, path: Path, value: Mapping[str, Any]) -> None:
-    """Make `value` the content of `path`, as `replace_file`."""
+    """Replace the content of `path` by `value`; raises as `replace_file`."""
     replace_file(filesystem, path, json.dumps(value, indent=1).encode())
 
 
 def replace_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
-    """Make `data` the content of `path`; it is durable on return.
+    """Replace the content of `path` by `data`, durable on return.
 
-    Raises `StorageFailedError`, and then `path` has its old content, or `UnknownOutcomeError`, and
-    then it has the new one, which a crash may undo.
+    Raises `StorageFailedError`, and `path` keeps its old content; or `UnknownOutcomeError`, and
+    `path` has the new content, which a crash may undo.
     """
     try:
         replace_durably(filesystem, path, [data])
@@ -193,7 +193,7 @@ def replace_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of `path`; raises `CorruptDataError` if it is no JSON object."""
+    """Return the content of `path`; raises `CorruptDataError` unless it is a JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

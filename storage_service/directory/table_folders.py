@@ -1,8 +1,8 @@
-"""What lies in `tables/` besides the tables: remains that may go, and what nobody may touch.
+"""The folders in `tables/` that are not tables: removable remains, and folders to leave alone.
 
-Nothing is removed because something is missing. What is removed was named in service.json before: a
-table that was dropped, and one whose creation was cut off and that never had a row. Everything else
-stays where it is, is no table, and is said.
+A folder is removed only if service.json named it before: as a dropped table, or as an interrupted
+creation without a row. A missing file is never a reason. Every other folder stays in place, is not
+served, and is reported.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["find_strangers", "remove_remains"]
 
 _logger = logging.getLogger(__name__)
 
-_ROWS_ELSEWHERE: Final = (".part", ".open", ".decision", ".sst")
+_ROW_FILE_SUFFIXES: Final = (".part", ".open", ".decision", ".sst")
 
 
 def remove_remains(directory: DataDirectory, state: ServiceState) -> None:
-    """Delete what is left of tables that were dropped, or whose creation was cut off."""
+    """Delete the remains of dropped tables and of interrupted creations."""
     for table_id in sorted(state.dropped):
         for path in (directory.table(table_id), directory.dropped(table_id)):
             directory.filesystem.remove_tree(path)
@@ -49,9 +49,9 @@ def remove_remains(directory: DataDirectory, state: ServiceState) -> None:
 
 
 def find_strangers(directory: DataDirectory, state: ServiceState) -> list[str]:
-    """Return a sentence for everything in `tables/` that is no table and stays.
+    """Return a sentence for each entry in `tables/` that is no table and stays.
 
-    Raises `CorruptDataError` for a table that shows that service.json is older than it.
+    Raises `CorruptDataError` for a table which shows that service.json is too old.
     """
     return list(_strangers(directory, state))
 
@@ -65,12 +65,12 @@ def _strangers(directory: DataDirectory, state: ServiceState) -> Iterator[str]:
         if path.name.endswith(GIVEN_UP_SUFFIX) or table_id in {*state.dropped, *state.arriving}:
             continue
         if path.name == str(table_id) and table_id in state.creating and _is_cut_off_creation(path):
-            # A start clears it.
+            # The next start clears the folder.
             continue
         if path.name == str(table_id) and _is_of_this_service(directory, table_id):
-            # One that has come from another shard has an id of that one.
-            is_own = state.ids_end is None or table_id < state.ids_end
-            if table_id >= state.next_table_id and is_own:
+            # A table that moved here has an id of the other shard.
+            is_own_id = state.ids_end is None or table_id < state.ids_end
+            if table_id >= state.next_table_id and is_own_id:
                 raise CorruptDataError(
                     f"{directory.service_file} is older than table {table_id}, which it does not"
                     f" know: {directory.service_file_hint}"
@@ -92,14 +92,14 @@ def _is_of_this_service(directory: DataDirectory, table_id: int) -> bool:
 
 
 def _is_cut_off_creation(path: Path) -> bool:
-    """Whether a directory has no row, and nothing says that its creation was completed."""
-    has_begun_later = False
+    """Return whether a directory has no row, and no sign of a completed creation."""
+    starts_above_zero = False
     for file in path.rglob("*"):
-        if file.suffix in _ROWS_ELSEWHERE:
+        if file.suffix in _ROW_FILE_SUFFIXES:
             return False
         if file.suffix == ".log" and file.stat().st_size > FILE_HEADER_BYTES:
             return False
     for bucket in path.glob("bucket-*"):
         bases = offsets_of([file.name for file in bucket.iterdir()], ".log")
-        has_begun_later |= any(base > 0 and segment_path(bucket, base).exists() for base in bases)
-    return not has_begun_later or not (path / "table.json").exists()
+        starts_above_zero |= any(base > 0 and segment_path(bucket, base).exists() for base in bases)
+    return not starts_above_zero or not (path / "table.json").exists()

@@ -1,14 +1,14 @@
-"""Which databases and tables exist, durably.
+"""The registry of databases and tables, on disk.
 
 Invariants:
 - every change is on disk before a method returns, and happens as a whole or not at all; only after
-  an UnknownOutcomeError does the next start tell which
+  an UnknownOutcomeError the next start decides
 - a table id is used once, also across crashes: the next id is durable before an id is used
-- a table exists exactly while service.json names it: one replacement of that file creates or drops
-  it. A table that is named and whose own file is missing, damaged or old is damaged, not gone
-- of several shards, a table's name is held in their directory before service.json names the table,
-  and until it does not any more
-Logs and lake state are others' files in the same directory. One caller at a time (the manager).
+- a table exists exactly while service.json names the table: a replacement of the file creates or
+  drops the table. A named table with a missing, damaged or old file is damaged, not gone
+- with several shards, their directory holds a table's name before service.json names the table, and
+  until service.json no longer names it
+Logs and lake state in the directory belong to other modules. One caller at a time (the manager).
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ from streamhouse.storage_service.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.format_upgrade import find_former_tables
 from streamhouse.storage_service.directory.service_state import (
-    KnownTable,
     ServiceState,
+    TableEntry,
     load_service_state,
     save_service_state,
 )
@@ -81,7 +81,7 @@ __all__ = ["TableRegistry", "with_properties"]
 
 _logger = logging.getLogger(__name__)
 
-# A history that began later would not be the full one, nor would an import know what it has.
+# A history from a later beginning would be incomplete, and an import could not tell its contents.
 _FIXED_PROPERTIES: Final = ("table.datalake.changelog", IMPORT_SOURCE_PROPERTY)
 
 
@@ -107,7 +107,7 @@ class TableRegistry:
         self._tables: dict[TablePath, TableInfo] = {}
         self._damaged: dict[TablePath, DamagedTable] = {}
         self.strangers: list[str] = []
-        """A sentence for everything in `tables/` that is no table, and that stays there."""
+        """A sentence for each entry in `tables/` that is no table and stays in place."""
         if directory.service_file.exists():
             self._load()
         elif any(directory.tables.iterdir()):
@@ -124,19 +124,19 @@ class TableRegistry:
 
     @property
     def service_id(self) -> str:
-        """The id that the data directory got when it was made."""
+        """The id of the service, made with the data directory."""
         return self._directory.service_id
 
     def databases(self) -> list[str]:
-        """The names of all databases, sorted."""
+        """Return the names of all databases, sorted."""
         return sorted(self._state.databases)
 
     def has_database(self, name: str) -> bool:
-        """Whether there is a database, as far as is known here."""
+        """Return whether a database exists, to this shard's knowledge."""
         return name in self._state.databases
 
     def tables(self, database: str | None = None) -> list[TableInfo]:
-        """All tables, or those of one database, sorted by path."""
+        """Return all tables, or the tables of one database, sorted by path."""
         if database is not None:
             self._check_database(database)
         return [
@@ -146,22 +146,22 @@ class TableRegistry:
         ]
 
     def paths(self, database: str | None = None) -> list[TablePath]:
-        """The paths of all tables, or of one database's, sorted; damaged ones too."""
+        """Return the paths of all tables, or of one database's, sorted, damaged tables included."""
         if database is not None:
             self._check_database(database)
-        known = {*self._tables, *self._damaged}
-        return sorted(path for path in known if database is None or path.database == database)
+        all_paths = {*self._tables, *self._damaged}
+        return sorted(path for path in all_paths if database is None or path.database == database)
 
     def has(self, path: TablePath) -> bool:
-        """Whether there is such a table; a damaged one is one, too."""
+        """Return whether the table exists, possibly damaged."""
         return path in self._tables or path in self._damaged
 
     def damaged(self) -> list[DamagedTable]:
-        """The tables that cannot be served, sorted by path."""
+        """Return the tables that cannot be served, sorted by path."""
         return [damaged for _, damaged in sorted(self._damaged.items())]
 
     def set_damaged(self, damaged: DamagedTable) -> None:
-        """Keep a table out of use until the next start; it stays as it is on disk."""
+        """Exclude a damaged table from service until the next start; its files stay unchanged."""
         self._tables.pop(damaged.path, None)
         self._damaged[damaged.path] = damaged
 
@@ -180,8 +180,8 @@ class TableRegistry:
 
     def not_found(self, path: TablePath) -> TableNotFoundError:
         """Return the error for a table that does not exist."""
-        others = [str(other) for other in self.paths() if other != path]
-        return TableNotFoundError(f"table '{path}' does not exist{suggestion(str(path), others)}")
+        names = [str(name) for name in self.paths() if name != path]
+        return TableNotFoundError(f"table '{path}' does not exist{suggestion(str(path), names)}")
 
     def create_database(self, name: str) -> None:
         """Create a database."""
@@ -222,9 +222,9 @@ class TableRegistry:
             raise
 
     def prepare_table(self, descriptor: TableDescriptor, *, created_at_us: int) -> TableInfo:
-        """Return a new table under a new id, with a directory to fill; `add_table` is what counts.
+        """Return a new table under a new id, with an empty directory; `add_table` makes it exist.
 
-        Who cannot fill it calls `withdraw_table`.
+        A caller that cannot fill the directory calls `withdraw_table`.
         """
         check_new_schema(descriptor.schema, table=str(descriptor.path))
         self.check_new(descriptor)
@@ -238,7 +238,7 @@ class TableRegistry:
         return info
 
     def check_new(self, descriptor: TableDescriptor) -> None:
-        """Raise unless such a table could be created now."""
+        """Raise unless the table could be created now."""
         path = descriptor.path
         check_lake_schema(descriptor)
         self._follow_database(path.database)
@@ -251,25 +251,25 @@ class TableRegistry:
         self._check_limits(descriptor)
 
     def reserve_table_id(self, *, above: int = 0) -> int:
-        """Return an id that was never used, and above another one; it never will be again."""
+        """Return an unused id above another id, and never again."""
         state = self._state
         table_id = max(state.next_table_id, above + 1)
         if self._names is not None and state.ids_end is not None and table_id >= state.ids_end:
             table_id, state.ids_end = self._names.claim_ids(above=table_id - 1)
         state.next_table_id = table_id + 1
-        # What a crash leaves of it may go.
+        # After a crash the remains of this id may be removed.
         state.creating.add(table_id)
         self._save()
         return table_id
 
     def _last_id_elsewhere(self, path: TablePath) -> int:
-        # Of two lake tables of a name the one with the smaller id is of the table that was dropped.
+        # Of two lake tables of one name, the smaller id belongs to the dropped table.
         if self._names is None or self._state.ids_end is None:
             return 0
         return self._names.last_id_elsewhere(path, since=self._state.ids_end)
 
     def make_directory(self, info: TableInfo) -> None:
-        """Make the directory of a table to come."""
+        """Make the directory of a new table."""
         directory = self._directory.table(info.table_id)
         try:
             if directory.exists():
@@ -281,9 +281,9 @@ class TableRegistry:
             ) from error
 
     def add_table(self, info: TableInfo) -> None:
-        """Make what lies in a new table's directory a table, durably.
+        """Make the contents of a new table's directory a table, durably.
 
-        After an UnknownOutcomeError it is none here, and the next start tells what it is.
+        After an UnknownOutcomeError the table does not exist here, and the next start decides.
         """
         path, table_id, state = info.path, info.table_id, self._state
         write_table(self._directory.table_file(table_id), info, generation=1)
@@ -293,7 +293,7 @@ class TableRegistry:
             raise StorageFailedError(f"cannot create table '{path}': {error.strerror}") from error
         if self._names is not None:
             self._names.hold(path, table_id)
-        state.tables[table_id] = KnownTable(path, generation=1)
+        state.tables[table_id] = TableEntry(path, generation=1)
         state.creating.discard(table_id)
         try:
             self._save()
@@ -304,7 +304,7 @@ class TableRegistry:
         self._tables[path] = info
 
     def withdraw_table(self, info: TableInfo) -> None:
-        """Delete what is there of a table to come that was not added and that nobody has seen."""
+        """Delete the files of a new table, never added and seen by no caller."""
         self._directory.filesystem.remove_tree(self._directory.table(info.table_id))
         if not self._directory.table(info.table_id).exists():
             self._state.creating.discard(info.table_id)
@@ -313,88 +313,88 @@ class TableRegistry:
     def alter_properties(
         self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
     ) -> TableInfo:
-        """Set and remove properties together; raises and changes nothing if any is wrong."""
-        return self.keep(self.with_properties(path, updates=updates, removals=removals))
+        """Set and remove properties together; an invalid property raises, without a change."""
+        return self.replace_table(self.with_properties(path, updates=updates, removals=removals))
 
-    def keep(self, changed: TableInfo) -> TableInfo:
-        """Take the place of a table by the same table, changed."""
+    def replace_table(self, changed: TableInfo) -> TableInfo:
+        """Replace a table by a changed version of itself."""
         table_id = changed.table_id
-        known = self._state.tables[table_id]
+        entry = self._state.tables[table_id]
         names = partition_names(self._tables[changed.path])
         changed = replace(changed, partition_names=names)
-        generation = known.generation + 1
+        generation = entry.generation + 1
         write_table(self._directory.table_file(table_id), changed, generation=generation)
         self._tables[changed.path] = changed
-        self._state.tables[table_id] = replace(known, generation=generation)
+        self._state.tables[table_id] = replace(entry, generation=generation)
         try:
             self._save()
         except StreamhouseError as error:
-            # The table is changed: the next save says how often.
+            # The table is changed: the next save records the generation.
             _logger.warning("event=generation_not_saved table=%s why=%r", changed.path, error)
         return changed
 
     def with_properties(
         self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
     ) -> TableInfo:
-        """Return what a table would be with other properties; raises if any of them is wrong."""
+        """Return the table with other properties, unsaved; raises for an invalid property."""
         return with_properties(self.table(path), updates=updates, removals=removals)
 
     def alter_schema(self, path: TablePath, changes: Sequence[Mapping[str, Any]]) -> TableInfo:
-        """Change the schema; raises and changes nothing if any change is wrong."""
+        """Change the schema; raises and changes nothing for an invalid change."""
         info = self.table(path)
         changed = change_schema(info, changes)
         check_lake_schema(changed.descriptor)
         check_column_names(info, changed)
-        return self.keep(changed)
+        return self.replace_table(changed)
 
     def alter_partitioning(self, path: TablePath, partitioned_by: Sequence[str]) -> TableInfo:
-        """Change the lake partitioning of rows to come; raises if an expression is wrong."""
+        """Change the lake partitioning of future rows; raises for an invalid expression."""
         info = self.table(path)
         fields = tuple(PartitionField.parse(text) for text in partitioned_by)
         descriptor = replace(info.descriptor, partitioned_by=fields)
         check_lake_schema(descriptor)
-        return self.keep(replace(info, descriptor=descriptor))
+        return self.replace_table(replace(info, descriptor=descriptor))
 
     def drop_table(self, *paths: TablePath) -> None:
-        """Drop tables, all or none; files wait for `purge`, which a start does after a crash."""
-        found = [self.table(path) for path in paths]
-        self._forget([info.table_id for info in found], self._state.dropped)
-        for info in found:
+        """Drop tables, all or none; files wait for `purge`, or after a crash for the next start."""
+        infos = [self.table(path) for path in paths]
+        self._remove_entries([info.table_id for info in infos], self._state.dropped)
+        for info in infos:
             del self._tables[info.path]
             self._release(info.path, info.table_id)
 
-    def _forget(self, table_ids: Sequence[int], remains: set[int]) -> None:
-        """Make it durable that tables are none, and that what is left of them is `remains`."""
-        known = {table_id: self._state.tables.pop(table_id) for table_id in table_ids}
+    def _remove_entries(self, table_ids: Sequence[int], remains: set[int]) -> None:
+        """Remove tables from service.json durably, and add their ids to `remains`."""
+        entries = {table_id: self._state.tables.pop(table_id) for table_id in table_ids}
         remains.update(table_ids)
         try:
             self._save()
         except StorageFailedError:
-            self._state.tables |= known
+            self._state.tables |= entries
             remains.difference_update(table_ids)
             raise
 
     def drop_damaged(self, path: TablePath) -> None:
-        """Drop a damaged table; its files stay, beside those of the tables."""
+        """Drop a damaged table; its files stay in `tables/` as given up."""
         damaged = self._damaged.get(path)
         if damaged is None:
             raise InvalidRequestError(f"table '{self.table(path).path}' is not damaged: drop it")
-        self._forget([damaged.table_id], set())
+        self._remove_entries([damaged.table_id], set())
         del self._damaged[path]
         self._give_up(damaged.table_id)
         self._release(path, damaged.table_id)
 
     def set_aside(self, path: TablePath, *, is_free: bool = False) -> None:
-        """Let a table be one no more; its files stay, and its name if it is not `is_free`."""
+        """Remove a table from service.json; the files stay, and the name unless `is_free`."""
         info = self.table(path)
-        self._forget([info.table_id], set())
+        self._remove_entries([info.table_id], set())
         del self._tables[path]
         self._give_up(info.table_id)
         if is_free:
             self._release(path, info.table_id)
 
     def _give_up(self, table_id: int) -> None:
-        """Name the directory of what is no table any more; under its old name it stays as well."""
+        """Rename the directory of a removed table; under the old name it does no harm."""
         with contextlib.suppress(OSError):
             self._directory.filesystem.move_directory(
                 self._directory.table(table_id), self._directory.given_up(table_id)
@@ -413,15 +413,15 @@ class TableRegistry:
             filesystem.move_directory(self._directory.table(table_id), dropped)
         filesystem.remove_tree(dropped)
         if not dropped.exists() and not self._directory.table(table_id).exists():
-            # As durable as the next change: a number too many does no harm.
+            # Durable with the next change: an id too many in the list does no harm.
             self._state.dropped.discard(table_id)
 
     # -- of several shards -----------------------------------------------------------------------
 
     def _join(self, names: ShardDirectory, service_id: str | None) -> str:
-        """Return the id of the service that the shards are; its ids are known then."""
+        """Join the service of the shards: return its id, and take a block of table ids."""
         state = self._state
-        known, block = names.join(service_id, next_table_id=state.next_table_id)
+        joined_id, block = names.join(service_id, next_table_id=state.next_table_id)
         if state.ids_end is None:
             if block is None:
                 block = names.claim_ids(above=state.next_table_id - 1)
@@ -429,22 +429,22 @@ class TableRegistry:
                 for database in state.databases:
                     names.enter_database(database)
             state.next_table_id, state.ids_end = block
-        return known
+        return joined_id
 
     def _enter(self, names: ShardDirectory) -> None:
-        """Hold the names of all tables, and no others; databases are as all shards have them."""
+        """Hold the names of exactly this shard's tables; take over the databases of all shards."""
         for path, why in names.clear(
-            {known.path: number for number, known in self._state.tables.items()},
+            {entry.path: number for number, entry in self._state.tables.items()},
             arriving=self._state.arriving,
-            # It waits for the journal, which takes nothing of a process that was passed over.
+            # The save waits for the journal, which refuses a process that has lost its epoch.
             confirm=self._save,
         ).items():
-            table_id = next(n for n, known in self._state.tables.items() if known.path == path)
+            table_id = next(n for n, entry in self._state.tables.items() if entry.path == path)
             self.set_damaged(DamagedTable.of(path, table_id, TableExistsError(why)))
         self._state.databases = names.databases() | {path.database for path in self.paths()}
 
     def _follow_database(self, name: str) -> None:
-        """Raise unless there is a database, whichever shard it was made in."""
+        """Raise unless the database exists, in whichever shard it was made."""
         if self._names is not None:
             if self._names.has_database(name):
                 self._state.databases.add(name)
@@ -453,14 +453,14 @@ class TableRegistry:
         self._check_database(name)
 
     def _release(self, path: TablePath, table_id: int) -> None:
-        """Let others have the name of a table that is no more, now or with the next change."""
+        """Release the name of a removed table, now or with the next change."""
         if self._names is None:
             return
         self._unreleased[path] = table_id
         self.release_names()
 
     def release_names(self) -> None:
-        """Release the names of tables that are no more and whose store did not answer then."""
+        """Release the names of removed tables that the store did not release in time."""
         for path, table_id in tuple(self._unreleased.items()):
             assert self._names is not None
             try:
@@ -505,32 +505,32 @@ class TableRegistry:
         state = self._state
         if self._names is not None and settle_moves(state, self._names):
             self._save()
-        directory.former.update(n for n, known in state.tables.items() if known.is_former)
+        directory.former.update(n for n, entry in state.tables.items() if entry.is_former)
         remove_remains(directory, state)
         self.strangers = find_strangers(directory, state)
         for stranger in self.strangers:
             _logger.error("event=stranger why=%r", stranger)
-        for table_id, known in sorted(state.tables.items()):
-            state.databases.add(known.path.database)
+        for table_id, entry in sorted(state.tables.items()):
+            state.databases.add(entry.path.database)
             try:
-                info, generation = load_table(directory, table_id, known)
-                self._tables[known.path] = info
-                # Later than known after a crash before service.json was written again.
-                state.tables[table_id] = replace(known, generation=generation)
+                info, generation = load_table(directory, table_id, entry)
+                self._tables[entry.path] = info
+                # The file may be newer, after a crash before service.json was written.
+                state.tables[table_id] = replace(entry, generation=generation)
             except StreamhouseError as error:
-                self.set_damaged(DamagedTable.of(known.path, table_id, error))
+                self.set_damaged(DamagedTable.of(entry.path, table_id, error))
 
     def upgraded(self) -> None:
-        """Note that every table which is served has all its files in the present format."""
+        """Record the present format for all files of every served table."""
         served = {info.table_id for info in self._tables.values()} & self._directory.former
         if not served:
             return
         for table_id in served:
-            known = self._state.tables[table_id]
+            entry = self._state.tables[table_id]
             write_table(
-                self._directory.table_file(table_id), self._tables[known.path], generation=1
+                self._directory.table_file(table_id), self._tables[entry.path], generation=1
             )
-            self._state.tables[table_id] = KnownTable(known.path, generation=1)
+            self._state.tables[table_id] = TableEntry(entry.path, generation=1)
         self._save()
         self._directory.former -= served
 
@@ -538,7 +538,7 @@ class TableRegistry:
 def with_properties(
     info: TableInfo, *, updates: Mapping[str, str], removals: Sequence[str]
 ) -> TableInfo:
-    """Return what a table would be with other properties; raises if any of them is wrong."""
+    """Return the table with other properties, unsaved; raises for an invalid property."""
     path = info.path
     for key in (*updates, *removals):
         if is_merge_property(key) or key in _FIXED_PROPERTIES:
@@ -550,7 +550,7 @@ def with_properties(
     properties = {**info.descriptor.properties, **updates}
     for key in removals:
         if key not in PROPERTY_HELP:
-            # Raises with the suggestion, as for a misspelt property to set.
+            # Raises with a suggestion, as for a misspelt property to set.
             TableProperties.parse({key: ""}, table=str(path))
     for key in removals:
         properties.pop(key, None)

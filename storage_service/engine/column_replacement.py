@@ -89,7 +89,7 @@ async def _replaced(
 
 async def _keep(manager: TabletManager, table: OpenTable, changed: TableInfo) -> None:
     try:
-        table.info = await manager.runtime.run(manager.registry.keep, changed)
+        table.info = await manager.runtime.run(manager.registry.replace_table, changed)
     except StorageFailedError:
         # Nothing was changed.
         raise

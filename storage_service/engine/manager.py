@@ -379,7 +379,7 @@ class TabletManager:
             table = self.table(path)
             info = self.registry.with_properties(path, updates=updates, removals=removals)
             async with self.tiering.changing(table, info):
-                table.info = await self.runtime.run(self.registry.keep, info)
+                table.info = await self.runtime.run(self.registry.replace_table, info)
             await table.follow()
             return info
 

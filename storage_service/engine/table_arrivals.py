@@ -23,7 +23,7 @@ from streamhouse.core.errors import (
     UnavailableError,
 )
 from streamhouse.core.model.table import TableInfo
-from streamhouse.storage_service.directory.service_state import KnownTable
+from streamhouse.storage_service.directory.service_state import TableEntry
 from streamhouse.storage_service.directory.table_files import load_table
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import Away, OpenTable
@@ -174,9 +174,9 @@ class TableArrivals:
         manager, moves, table_id = self._manager, self._registry.moves, ticket.table_id
         directory = manager.directory
         async with manager.runtime.changing_files:
-            if moves.is_remains(table_id):
+            if moves.is_dropped(table_id):
                 await self._run(self._registry.purge, table_id)
-            if moves.is_remains(table_id) or directory.table(table_id).exists():
+            if moves.is_dropped(table_id) or directory.table(table_id).exists():
                 raise StorageFailedError(
                     f"table '{ticket.path}' cannot come: {directory.table(table_id)} is in the way"
                 )
@@ -246,7 +246,7 @@ class TableArrivals:
         _logger.info("event=move_arrived table=%s source=%s", ticket.path, ticket.source)
 
     async def _info(self, ticket: MoveTicket) -> TableInfo:
-        known, directory = KnownTable(ticket.path), self._manager.directory
+        known, directory = TableEntry(ticket.path), self._manager.directory
         info, _ = await self._run(load_table, directory, ticket.table_id, known)
         return info
 

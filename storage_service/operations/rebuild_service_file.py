@@ -20,8 +20,8 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.table import DEFAULT_DATABASE
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.service_state import (
-    KnownTable,
     ServiceState,
+    TableEntry,
     load_service_state,
     save_service_state,
 )
@@ -83,7 +83,7 @@ def rebuild_service_file(directory: DataDirectory) -> list[str]:
     return [str(known.path) for known in state.tables.values()]
 
 
-def _known(directory: DataDirectory, table_id: int, services: dict[str, Path]) -> KnownTable:
+def _known(directory: DataDirectory, table_id: int, services: dict[str, Path]) -> TableEntry:
     directory.service_id = ""
     file = directory.table_file(table_id)
     try:
@@ -95,7 +95,7 @@ def _known(directory: DataDirectory, table_id: int, services: dict[str, Path]) -
     if info.table_id != table_id:
         raise CorruptDataError(f"{file.path} is of table {info.table_id}: rename the directory")
     services.setdefault(str(json.loads(file.path.read_bytes())["service_id"]), file.path)
-    return KnownTable(info.path, generation)
+    return TableEntry(info.path, generation)
 
 
 def _is_sound(directory: DataDirectory) -> bool:

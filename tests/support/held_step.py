@@ -84,7 +84,9 @@ STEPS: Final = {
     "table-adding": Place(
         "storage_service.directory.table_registry", "TableRegistry.add_table", _BUG
     ),
-    "table-keeping": Place("storage_service.directory.table_registry", "TableRegistry.keep", _HELD),
+    "table-keeping": Place(
+        "storage_service.directory.table_registry", "TableRegistry.replace_table", _HELD
+    ),
     "segment-syncing": Place(
         "storage_service.log.segments.segment",
         "ActiveSegment.sync",

@@ -169,9 +169,9 @@ def _read(
     entries: dict[str, Any] = {}
     for key, value in document.get(name, {}).items():
         if f"--{key}" not in options:
-            names = [flag.removeprefix("--") for flag in options]
+            option_names = [flag.removeprefix("--") for flag in options]
             raise InvalidRequestError(
-                f"{where}, [{name}]: there is no option '{key}'{suggestion(key, names)}"
+                f"{where}, [{name}]: there is no option '{key}'{suggestion(key, option_names)}"
             )
         entries[f"--{key}"] = value
     return entries

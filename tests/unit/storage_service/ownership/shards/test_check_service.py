@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from streamhouse.cli import cli
 from streamhouse.core.model.table import TablePath
-from streamhouse.storage_service.directory.service_state import KnownTable, ServiceState
+from streamhouse.storage_service.directory.service_state import ServiceState, TableEntry
 from streamhouse.storage_service.directory.state_file import StateIdentity, seal
 from streamhouse.storage_service.operations.check_service import ServiceReport, check_service
 from streamhouse.storage_service.operations.findings import Severity
@@ -53,7 +53,7 @@ class _World:
         writer = JournalWriter(
             self.store, tenure, on_fenced=lambda why: None, options=WriterOptions(linger_ms=0)
         )
-        state = ServiceState(tables={number: KnownTable(path) for path, number in tables.items()})
+        state = ServiceState(tables={number: TableEntry(path) for path, number in tables.items()})
         identity = StateIdentity(kind="service", service_id=self.service_id)
         writer.record(Replace("service.json", seal(identity, state.to_json())))
         assert writer.stop(timeout_s=60)
