@@ -90,15 +90,17 @@ def start_java() -> None:
 def _define_text_converter() -> None:
     """Define the class `TEXT_CONVERTER`, by the compiler in Debezium's packages."""
     pool = java_class("javassist.ClassPool")(True)
-    made = pool.makeClass(TEXT_CONVERTER)
+    converter_class = pool.makeClass(TEXT_CONVERTER)
     converter = "io.debezium.spi.converter.CustomConverter"
     for interface in (converter, f"{converter}$Converter"):
-        made.addInterface(pool.get(interface))
-    made.addField(java_class("javassist.CtField").make("private String placeholder;", made))
+        converter_class.addInterface(pool.get(interface))
+    converter_class.addField(
+        java_class("javassist.CtField").make("private String placeholder;", converter_class)
+    )
     for text in _TEXT_METHODS:
-        made.addMethod(java_class("javassist.CtNewMethod").make(text, made))
+        converter_class.addMethod(java_class("javassist.CtNewMethod").make(text, converter_class))
     # A class of the same package says where the new one belongs.
-    made.toClass(java_class("io.debezium.connector.postgresql.PostgresConnector").class_)
+    converter_class.toClass(java_class("io.debezium.connector.postgresql.PostgresConnector").class_)
 
 
 def java_class(name: str) -> Any:

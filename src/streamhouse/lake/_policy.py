@@ -582,18 +582,20 @@ def _spellings(location: str, place: Place) -> tuple[str, ...]:
     return tuple(dict.fromkeys((location.rstrip("/") + "/", *prefixes)))
 
 
-def bounds_of(location: str, *, warehouse: Warehouse | None, more: Sequence[Place]) -> Bounds:
+def bounds_of(
+    location: str, *, warehouse: Warehouse | None, extra_places: Sequence[Place]
+) -> Bounds:
     """Return where the files of a table at `location` may lie.
 
     A location with a host counts only if the operator named the host too: in the warehouse or in
-    `more`.
+    `extra_places`.
     """
     try:
         table_place = location_of(location, warehouse, is_new=False)
     except ForbiddenError:
-        return Bounds(location, more, is_believed=False)
-    named = [*more] if warehouse is None else [warehouse.place, *more]
+        return Bounds(location, extra_places, is_believed=False)
+    named = [*extra_places] if warehouse is None else [warehouse.place, *extra_places]
     is_named = (table_place.store, table_place.authority) in [(p.store, p.authority) for p in named]
     if table_place.segments and (table_place.store in (FILE, *_BUCKET_STORES) or is_named):
-        return Bounds(location, [table_place, *more], is_believed=True)
-    return Bounds(location, more, is_believed=False)
+        return Bounds(location, [table_place, *extra_places], is_believed=True)
+    return Bounds(location, extra_places, is_believed=False)

@@ -275,7 +275,7 @@ WAREHOUSE = Warehouse.parse("file:///wh")
     ],
 )
 def test_a_file_below_the_location_is_the_tables(uri: str) -> None:
-    assert bounds_of("file:///wh/db/t", warehouse=WAREHOUSE, more=()).has(uri)
+    assert bounds_of("file:///wh/db/t", warehouse=WAREHOUSE, extra_places=()).has(uri)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_file_below_the_location_is_the_tables(uri: str) -> None:
     ],
 )
 def test_a_file_elsewhere_is_not_the_tables(uri: str) -> None:
-    bounds = bounds_of("file:///wh/db/t", warehouse=WAREHOUSE, more=())
+    bounds = bounds_of("file:///wh/db/t", warehouse=WAREHOUSE, extra_places=())
 
     assert not bounds.has(uri)
     with pytest.raises(ForbiddenError, match=LAKE_PATHS_PROPERTY):
@@ -305,8 +305,8 @@ def test_a_file_elsewhere_is_not_the_tables(uri: str) -> None:
 
 
 def test_the_operator_may_name_more_places() -> None:
-    more = places_of("s3://old/tables, file:///srv/hive")
-    bounds = bounds_of("file:///wh/db/t", warehouse=WAREHOUSE, more=more)
+    extra_places = places_of("s3://old/tables, file:///srv/hive")
+    bounds = bounds_of("file:///wh/db/t", warehouse=WAREHOUSE, extra_places=extra_places)
 
     assert bounds.has("s3a://old/tables/x/y.parquet")
     assert bounds.has("/srv/hive/x")
@@ -329,7 +329,7 @@ def test_the_operator_may_name_more_places() -> None:
 def test_a_location_that_names_a_host_needs_the_operators_word(
     location: str, *, is_believed: bool
 ) -> None:
-    bounds = bounds_of(location, warehouse=WAREHOUSE, more=())
+    bounds = bounds_of(location, warehouse=WAREHOUSE, extra_places=())
 
     assert bounds.has(f"{location}/data/a.parquet") is is_believed
 
@@ -337,7 +337,7 @@ def test_a_location_that_names_a_host_needs_the_operators_word(
 def test_a_host_that_is_the_warehouses_is_believed() -> None:
     warehouse = Warehouse.parse("hdfs://namenode:9000/wh")
 
-    assert bounds_of("hdfs://namenode:9000/other/t", warehouse=warehouse, more=()).has(
+    assert bounds_of("hdfs://namenode:9000/other/t", warehouse=warehouse, extra_places=()).has(
         "hdfs://namenode:9000/other/t/a"
     )
 
@@ -349,7 +349,7 @@ def test_how_the_operator_writes_the_warehouse_is_his_affair() -> None:
     location = "file:///srv/x/../my%20lake/db/t"
 
     assert location_of(location, warehouse, is_new=True).segments == ("srv", "my%20lake", "db", "t")
-    bounds = bounds_of(location, warehouse=warehouse, more=())
+    bounds = bounds_of(location, warehouse=warehouse, extra_places=())
     assert bounds.has(f"{location}/data/a.parquet")
     assert not bounds.has(f"{location}/../u/a.parquet")
     with pytest.raises(ForbiddenError):
@@ -366,7 +366,7 @@ def test_links_are_followed_where_files_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "wh/db/t/link").symlink_to(tmp_path / "wh/db/u")
     (tmp_path / "wh/db/t/data/f").symlink_to(tmp_path / "wh/db/u/data/f")
     location = f"file://{tmp_path}/wh/db/t"
-    bounds = bounds_of(location, warehouse=Warehouse.parse(f"{tmp_path}/wh"), more=())
+    bounds = bounds_of(location, warehouse=Warehouse.parse(f"{tmp_path}/wh"), extra_places=())
 
     assert bounds.really_has(f"{location}/data/own", folders={})
     assert not bounds.really_has(f"{location}/link/data/f", folders={})

@@ -90,15 +90,15 @@ class _Rules:
     """Where tables of one catalog may lie. `approved` are places of creations on their way."""
 
     warehouse: Warehouse | None
-    more: tuple[Place, ...]
+    extra_places: tuple[Place, ...]
     data_directory: Place | None
     lock: threading.Lock = field(default_factory=threading.Lock)
     approved: dict[Identifier, tuple[Place, float]] = field(default_factory=dict)
-    known: dict[Identifier, Place] = field(default_factory=dict)
+    cached_places: dict[Identifier, Place] = field(default_factory=dict)
 
     @property
     def roots(self) -> list[Place]:
-        return [*([] if self.warehouse is None else [self.warehouse.place]), *self.more]
+        return [*([] if self.warehouse is None else [self.warehouse.place]), *self.extra_places]
 
 
 class GuardedCatalog(Catalog):
@@ -130,11 +130,13 @@ class GuardedCatalog(Catalog):
 
     def bounds(self, location: str) -> Bounds:
         """Return where files of a table at `location` may lie."""
-        return bounds_of(location, warehouse=self.rules.warehouse, more=self.rules.more)
+        return bounds_of(
+            location, warehouse=self.rules.warehouse, extra_places=self.rules.extra_places
+        )
 
     def own_bounds(self, location: str) -> Bounds:
         """Return the places of the table's own files, to be deleted with the table."""
-        return bounds_of(location, warehouse=self.rules.warehouse, more=())
+        return bounds_of(location, warehouse=self.rules.warehouse, extra_places=())
 
     # -- how pyiceberg makes them ----------------------------------------------------------------
 
@@ -143,21 +145,21 @@ class GuardedCatalog(Catalog):
         return load_file_io(dict(self.properties), location)
 
     def _create_staged_table(
-        self, identifier: Any, schema: Any, location: str | None = None, *more: Any, **named: Any
+        self, identifier: Any, schema: Any, location: str | None = None, *args: Any, **named: Any
     ) -> StagedTable:
-        properties = named.get("properties", more[2] if len(more) > 2 else {})
+        properties = named.get("properties", args[2] if len(args) > 2 else {})
         free = self._new_location(identifier, location, properties)
         above = _of(super())
-        staged: StagedTable = above._create_staged_table(identifier, schema, free, *more, **named)
+        staged: StagedTable = above._create_staged_table(identifier, schema, free, *args, **named)
         return self._admitted(staged)
 
     def create_table(
-        self, identifier: Any, schema: Any, location: str | None = None, *more: Any, **named: Any
+        self, identifier: Any, schema: Any, location: str | None = None, *args: Any, **named: Any
     ) -> Table:
-        properties = named.get("properties", more[2] if len(more) > 2 else {})
+        properties = named.get("properties", args[2] if len(args) > 2 else {})
         free = self._new_location(identifier, location, properties)
         above = _of(super())
-        created: Table = above.create_table(identifier, schema, free, *more, **named)
+        created: Table = above.create_table(identifier, schema, free, *args, **named)
         return created
 
     def _update_and_stage_table(
@@ -284,7 +286,7 @@ class GuardedCatalog(Catalog):
         if warehouse is None:
             return
         in_warehouse = warehouse.place.real() in (place.parent.real(), place.real().parent)
-        foreign_places = [*self.rules.more, self._proposed_folder(identifier)]
+        foreign_places = [*self.rules.extra_places, self._proposed_folder(identifier)]
         if in_warehouse and not _is_below(place, foreign_places):
             raise ForbiddenError(
                 f"{where}: its location must not be a folder of the warehouse itself, because the"
@@ -360,7 +362,7 @@ class GuardedCatalog(Catalog):
         return folder.parent if folder.segments[-1:] == (_METADATA_FOLDER,) else None
 
     def _listed_places(self, but: Identifier) -> Iterator[Place]:
-        cached_places = self.rules.known
+        cached_places = self.rules.cached_places
         listed = set(_all_tables(cast(Catalog, self)))
         for gone in cached_places.keys() - listed:
             cached_places.pop(gone, None)
@@ -422,13 +424,13 @@ class _GuardedRest(GuardedCatalog):
         return file_io
 
     def create_table_transaction(
-        self, identifier: Any, schema: Any, location: str | None = None, *more: Any, **named: Any
+        self, identifier: Any, schema: Any, location: str | None = None, *args: Any, **named: Any
     ) -> CreateTableTransaction:
-        properties = named.get("properties", more[2] if len(more) > 2 else {})
+        properties = named.get("properties", args[2] if len(args) > 2 else {})
         table_location = self._new_location(identifier, location, properties)
         above = _of(super())
         transaction: CreateTableTransaction = above.create_table_transaction(
-            identifier, schema, table_location, *more, **named
+            identifier, schema, table_location, *args, **named
         )
         return transaction
 
@@ -463,7 +465,7 @@ def guarded(
         catalog.__class__ = _guarded_class(type(catalog))
     _of(catalog).rules = _Rules(
         warehouse=Warehouse.parse(warehouse),
-        more=places_of(properties.get(LAKE_PATHS_PROPERTY, "")),
+        extra_places=places_of(properties.get(LAKE_PATHS_PROPERTY, "")),
         data_directory=None if data_directory is None else place_of(data_directory),
     )
     return catalog

@@ -59,27 +59,27 @@ def children_of(data_type: pa.DataType) -> list[pa.Field]:
 
 
 def assign_nested_ids(
-    schema: Schema, *, known: Mapping[FieldPath, int] | None = None, highest_used: int = 0
+    schema: Schema, *, assigned_ids: Mapping[FieldPath, int] | None = None, highest_used: int = 0
 ) -> dict[FieldPath, int]:
     """Return the field id of every field inside the schema's nested columns.
 
     Args:
-        known: ids that the lake table already gave; they are kept.
+        assigned_ids: ids already in the lake table; they are kept.
         highest_used: the highest nested id that any schema of the lake table ever had.
     """
-    known = known or {}
+    assigned_ids = assigned_ids or {}
     for column in schema.columns:
         if not 0 < column.id < NESTED_FIELD_ID_FIRST:
             raise InvalidSchemaError(
                 f"column '{column.name}' has id {column.id}; a lake table holds ids up to"
                 f" {NESTED_FIELD_ID_FIRST - 1}"
             )
-    next_id = max(NESTED_FIELD_ID_FIRST - 1, highest_used, *known.values(), 0) + 1
+    next_id = max(NESTED_FIELD_ID_FIRST - 1, highest_used, *assigned_ids.values(), 0) + 1
     ids: dict[FieldPath, int] = {}
     for column in schema.columns:
         for path in _paths_inside(column.type, (column.id,)):
-            if path in known:
-                ids[path] = known[path]
+            if path in assigned_ids:
+                ids[path] = assigned_ids[path]
             else:
                 ids[path] = next_id
                 next_id += 1

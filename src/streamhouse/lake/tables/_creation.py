@@ -131,7 +131,7 @@ def layout_of(lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.
     if metadata.format_version != 2:
         raise UnsupportedError(f"{where} has format version {metadata.format_version}, not 2")
     lake_fields = metadata.schema()
-    nested_ids = assign_nested_ids(table.schema, known=_own_nested_ids(lake_fields))
+    nested_ids = assign_nested_ids(table.schema, assigned_ids=_own_nested_ids(lake_fields))
     expected_schema = lake_schema(
         table.schema,
         nested_ids,

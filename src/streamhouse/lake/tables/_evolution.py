@@ -170,7 +170,9 @@ def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSc
     """Return the schema to set on the lake table, None if already set."""
     lake_fields = lake_table.metadata.schema()
     nested_ids = assign_nested_ids(
-        table.schema, known=_nested_ids_ever(lake_table), highest_used=_highest_nested(lake_table)
+        table.schema,
+        assigned_ids=_nested_ids_ever(lake_table),
+        highest_used=_highest_nested(lake_table),
     )
     ours = lake_schema(
         table.schema,
@@ -221,14 +223,14 @@ def _sources_kept(
     sources |= {f.source_id for order in metadata.sort_orders for f in order.fields}
     present = {field.field_id for field in fields}
     names = {field.name.lower() for field in fields}
-    kept = []
+    columns = []
     for field in lake_table.metadata.schema().fields:
         if field.field_id in table.column_ids & sources and field.field_id not in present:
             # A new column may have the same name.
             is_taken = field.name.lower() in names
             name = f"{field.name}_{field.field_id}" if is_taken else field.name
-            kept.append(field.model_copy(update={"name": name, "required": False}))
-    return kept
+            columns.append(field.model_copy(update={"name": name, "required": False}))
+    return columns
 
 
 def _same(wanted: tuple[NestedField, ...], found: tuple[NestedField, ...]) -> bool:

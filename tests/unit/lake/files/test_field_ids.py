@@ -50,7 +50,7 @@ def test_known_ids_stay_and_new_fields_get_unused_ones() -> None:
         type=pa.struct([("zip", pa.string()), *columns[3].type]),
     )
 
-    grown = assign_nested_ids(Schema(tuple(columns)), known=known, highest_used=10_050)
+    grown = assign_nested_ids(Schema(tuple(columns)), assigned_ids=known, highest_used=10_050)
 
     assert {path: grown[path] for path in known} == known
     assert grown[(4, "zip")] == 10_051
