@@ -587,8 +587,7 @@ def bounds_of(
 ) -> Bounds:
     """Return where the files of a table at `location` may lie.
 
-    A location with a host counts only if the operator named the host too: in the warehouse or in
-    `extra_places`.
+    A location with a host counts only if the warehouse or one of `extra_places` has the host.
     """
     try:
         table_place = location_of(location, warehouse, is_new=False)
