@@ -184,7 +184,11 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
             "Calls on worker threads, including waiting calls.",
             service.turns.held + service.turns.waiting_count,
         ),
-        "body_bytes": ("Bytes held by request bodies.", service.body_memory.bytes_held),
+        "body_bytes": ("Bytes held by request bodies.", service.body_memory.held),
+        "request_memory_bytes": (
+            "Bytes held by requests: bodies, records being decoded, answers.",
+            service.request_memory_bytes,
+        ),
         "answer_bytes": (
             "Bytes held by answers that are being built or not sent yet.",
             service.answers.held,

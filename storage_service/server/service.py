@@ -47,7 +47,7 @@ from streamhouse.storage_service.server.http._memory_return import (
 from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.http.body_memory import BodyMemory, HeldBody
-from streamhouse.storage_service.server.http.fair_shares import FairTurns
+from streamhouse.storage_service.server.http.fair_shares import FairTurns, WorkingMemory
 from streamhouse.storage_service.server.http.http_exchange import (
     MESSAGE_CHARACTERS_MAX,
     HttpExchange,
@@ -69,6 +69,7 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _RESERVED_REQUESTS: Final = 100
+_WORKING_SHARE: Final = 2
 _SUBSCRIPTION_END_S: Final = 1.0
 # A single busy caller may have seven eighths of all requests, two busy callers less than half each.
 _SHARE_OF_FREE: Final = 7
@@ -118,12 +119,14 @@ class Service:
             data_dir=config.data_dir,
             disk_bytes_max=config.disk_bytes_max,
             ownership=self._ownership,
+            request_memory_bytes=lambda: self.request_memory_bytes,
         )
         self.status = StatusSampler(manager, figures, full_tables_max=config.metrics_tables_max)
         self.body_memory = BodyMemory(config.bodies_bytes_max, body_bytes_max=config.body_bytes_max)
         self.answers = AnswerMemory(config.answers_bytes_max)
+        self.working_memory = WorkingMemory(config.bodies_bytes_max // _WORKING_SHARE)
         self.memory_return = MemoryReturn(
-            held_bytes=lambda: self.answers.held + self.body_memory.bytes_held,
+            held_bytes=lambda: self.request_memory_bytes,
             total_bytes=lambda: self.answers.held_ever,
         )
         self.door_gauges: dict[str, tuple[str, Callable[[], float]]] = {}
@@ -142,6 +145,11 @@ class Service:
         """The turns on worker threads."""
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def request_memory_bytes(self) -> int:
+        """The bytes that requests hold: their bodies, the records being decoded, the answers."""
+        return self.body_memory.held + self.working_memory.held + self.answers.held
 
     def table(self, path: str) -> OpenTable:
         """Return the table of a URL; raises as the registry does."""
@@ -325,7 +333,7 @@ class Service:
     @contextlib.asynccontextmanager
     async def held_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
         """Receive the body of a request, and hold its memory within the context."""
-        with self.body_memory.body(exchange.caller.name) as memory:
+        with self.body_memory.body(exchange.share) as memory:
             yield await exchange.read_body(memory)
 
     def report(self, exchange: Exchange, error: StreamhouseError) -> None:

@@ -107,6 +107,7 @@ def _service(rng: random.Random) -> dict[str, Any]:
         "version": "0.1.0",
         "uptime_ms": 273_900_000,
         "memory_bytes": 1_240_000_000,
+        "request_memory_bytes": 24_000_000,
         "disk_bytes": 43_100_000_000,
         "disk_bytes_max": 50_000_000_000,
         "disk_free_bytes": 61_000_000_000,

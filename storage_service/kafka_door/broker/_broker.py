@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from streamhouse.storage_service.kafka.topics import node_id_of
 from streamhouse.storage_service.kafka_door.broker._broker_state import BrokerAddress, BrokerState
@@ -11,13 +11,10 @@ from streamhouse.storage_service.kafka_door.broker._other_brokers import OtherBr
 from streamhouse.storage_service.kafka_door.broker._producers import Producers
 from streamhouse.storage_service.kafka_door.broker._together import SharedWork
 from streamhouse.storage_service.kafka_door.broker._topic_ids import TopicIds
-from streamhouse.storage_service.kafka_door.broker._working_memory import WorkingMemory
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.metrics import RequestCounts
 
 __all__ = ["Broker"]
-
-_WORKING_SHARE: Final = 2
 
 
 class Broker:
@@ -32,8 +29,6 @@ class Broker:
         self.cluster_id = service.manager.service_id
         self.decoding: SharedWork[tuple[bytes, int], Any] = SharedWork()
         """Record batches of producers, each with its partition; the key is the table."""
-        self.working = WorkingMemory(service.config.bodies_bytes_max // _WORKING_SHARE)
-        """For the decoding of records."""
         self.groups = GroupDesk(service)
         self.others = OtherBrokers()
         self.topic_ids = TopicIds(service.manager)

@@ -279,7 +279,8 @@ async def _decoded(
         if batch is not None:
             return batch
     for bytes_max in tried_bytes(part.records, config, inline_max=inline_max):
-        async with exchange.broker.working.room(working_bytes(table.info, bytes_max)):
+        needed_bytes = working_bytes(table.info, bytes_max)
+        async with service.working_memory.room(exchange.share, needed_bytes):
             try:
                 return await service.run_blocking(decoded, *arguments, bytes_max)
             except InvalidRecordsError as error:

@@ -79,7 +79,7 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
     columns = column_names(query.get("columns"), lookup.info)
     names = None if columns is None else [*columns, FOUND_COLUMN]
     form = accepted_form(exchange)
-    with service.body_memory.body(exchange.caller.name) as memory:
+    with service.body_memory.body(exchange.share) as memory:
         rows = await _keys(exchange, service, table, memory, what="lookup")
         keys = partial(lookup.keys, rows)
 
@@ -158,7 +158,7 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
     limit = integer("limit", query.get("limit", str(_PREFIX_LIMIT_DEFAULT)), least=1)
     form = accepted_form(exchange)
     rows_max, bytes_max = service.config.lookup_rows_max, service.answers.answer_bytes_max
-    with service.body_memory.body(exchange.caller.name) as memory:
+    with service.body_memory.body(exchange.share) as memory:
         prefixes = await _keys(exchange, service, table, memory, what="prefix lookup")
         if limit * prefixes.num_rows > rows_max:
             raise RequestTooLargeError(

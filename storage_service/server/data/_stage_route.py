@@ -62,7 +62,7 @@ async def answer_stage(
         )
     transactions = service.transactions_of(table)
     spec = transactions.spec(transaction_id)
-    with service.body_memory.body(exchange.caller.name) as memory:
+    with service.body_memory.body(exchange.share) as memory:
         body = await service.rows_body(exchange, memory)
         first = table.next_spread_bucket(1)
         schema_id = written_version(query.get("schema_id"), table.info)

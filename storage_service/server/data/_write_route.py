@@ -55,7 +55,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
     sifted = sifted_write(exchange, content_type, query, TransactionOperation.APPEND, table.info)
     if sifted is not None:
         return await answer_sifted(exchange, service, table, sifted)
-    with service.body_memory.body(exchange.caller.name) as memory:
+    with service.body_memory.body(exchange.share) as memory:
         body = await service.rows_body(exchange, memory)
         request = RowsRequest(
             table=table.info,
@@ -96,7 +96,7 @@ async def _write(
     sifted = sifted_write(exchange, content_type, query, TransactionOperation(verb), table.info)
     if sifted is not None:
         return await answer_sifted(exchange, service, table, sifted)
-    with service.body_memory.body(exchange.caller.name) as memory:
+    with service.body_memory.body(exchange.share) as memory:
         body = await service.rows_body(exchange, memory)
         info = table.info
         schema_id = written_version(query.get("schema_id"), info)

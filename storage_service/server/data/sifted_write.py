@@ -177,7 +177,7 @@ async def answer_sifted(
 ) -> None:
     """Write the valid rows and, with `on_error=reject`, the rejected rows: all or nothing."""
     exchange.body = write.form
-    with service.body_memory.body(exchange.caller.name) as memory:
+    with service.body_memory.body(exchange.share) as memory:
         body = await service.rows_body(exchange, memory)
         info = table.info
         arguments = (body, info, write, service.config)

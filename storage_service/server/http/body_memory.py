@@ -5,6 +5,7 @@ Guarantees:
 - An announced body without any bytes sent holds no memory and delays no request.
 - A body waits while memory is short. The body that began first always gets memory in the end, so
   two partly received bodies never wait for each other.
+- Waiting callers take turns (`fair_shares.py`).
 - While a body waits, a body with a nearly stopped sender gives up its memory. If a caller has more
   than half of the memory and another caller waits, the largest body of the first caller gives up.
 Event loop only.
@@ -13,13 +14,13 @@ Event loop only.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 from streamhouse.core.errors import OverloadedError
+from streamhouse.storage_service.server.http.fair_shares import FairShares
 
 __all__ = ["BodyMemory", "HeldBody"]
 
@@ -31,7 +32,7 @@ _LOOK_INTERVAL_S: Final = 0.25
 _FREED_SHARE: Final = 8
 
 
-class BodyMemory:
+class BodyMemory(FairShares):
     """The memory of all bodies; a single body has up to `body_bytes_max` bytes."""
 
     def __init__(
@@ -41,61 +42,64 @@ class BodyMemory:
         body_bytes_max: int,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.bytes_max = bytes_max
         # The remaining bytes are reserved for the body that began first, which always fits.
-        self._shared_max = max(0, bytes_max - body_bytes_max)
+        super().__init__(max(0, bytes_max - body_bytes_max))
+        self.bytes_max = bytes_max
         self.now_s = clock_s
         """The clock that measures the speed of senders."""
-        self.bytes_held = 0
         # The bodies still being received, in the order of their beginnings.
         self._receiving: dict[HeldBody, None] = {}
-        self._waiting: dict[HeldBody, asyncio.Future[None]] = {}
         self._look: asyncio.TimerHandle | None = None
 
-    def body(self, caller: str = "") -> HeldBody:
+    def fits(self, share: str, amount: int) -> bool:  # noqa: ARG002
+        return self.held + amount <= self._capacity
+
+    def body(self, share: str = "") -> HeldBody:
         """Return a context manager with the memory of a caller's body."""
-        body = HeldBody(self, caller)
+        body = HeldBody(self, share)
         self._receiving[body] = None
         return body
 
     def end(self, body: HeldBody) -> None:
         """Release a body's memory."""
-        self.bytes_held -= body.bytes_held
-        body.bytes_held = 0
-        self.end_receiving(body)
+        byte_count, body.bytes_held = body.bytes_held, 0
+        self._receiving.pop(body, None)
+        self.give_back(body.share, byte_count)
 
     def add(self, body: HeldBody, byte_count: int) -> bool:
         """Count bytes that have arrived; return False, and count nothing, if memory is short."""
-        total_bytes = self.bytes_held + byte_count
         is_first = body is next(iter(self._receiving), None)
-        if total_bytes > (self.bytes_max if is_first else self._shared_max):
+        if self.held + byte_count > (self.bytes_max if is_first else self._capacity):
             return False
-        self.bytes_held = total_bytes
+        self.take(body.share, byte_count)
         body.bytes_held += byte_count
         return True
 
     async def wait_and_add(self, body: HeldBody, byte_count: int) -> None:
         """Count bytes that have arrived as soon as memory is free."""
-        waiter = asyncio.get_running_loop().create_future()
+
+        async def wait(turn: asyncio.Future[None]) -> None:
+            body.turn = turn
+            if self._look is None:
+                self.look_for_slow()
+            await turn
+
         body.waiting_bytes = byte_count
-        self._waiting[body] = waiter
-        if self._look is None:
-            self.look_for_slow()
         try:
-            # `_wake` counts the bytes before it wakes this body.
-            await waiter
+            await self.take_in_turn(body.share, byte_count, wait)
         except asyncio.CancelledError:
             body.is_refused = True
             raise
         finally:
-            self._waiting.pop(body, None)
-            body.waiting_bytes = 0
+            body.turn, body.waiting_bytes = None, 0
+        body.bytes_held += byte_count
+        body.mark_progress()
 
     def end_receiving(self, body: HeldBody) -> None:
         """Mark the body as received; the next body becomes the first."""
         self._receiving.pop(body, None)
         if self._waiting:
-            self._wake()
+            self._admit()
 
     def look_for_slow(self) -> None:
         """While a body waits, end the reading of slow bodies, largest first."""
@@ -105,7 +109,7 @@ class BodyMemory:
         if not self._waiting:
             return
         now_s = self.now_s()
-        slow = [b for b in self._receiving if b not in self._waiting and b.is_slow(now_s)]
+        slow = [b for b in self._receiving if b.turn is None and b.is_slow(now_s)]
         slow.sort(key=lambda body: -body.bytes_held)
         freed = 0
         for body in (*slow, *self._of_the_greedy()):
@@ -117,25 +121,27 @@ class BodyMemory:
 
     def _of_the_greedy(self) -> list[HeldBody]:
         """Return the largest body of a caller with over half of the memory while a caller waits."""
-        bytes_by_caller: Counter[str] = Counter()
+        bytes_by_share: Counter[str] = Counter()
         for body in self._receiving:
-            bytes_by_caller[body.caller] += body.bytes_held
-        caller, bytes_held = bytes_by_caller.most_common(1)[0]
-        if bytes_held * 2 <= self.bytes_max or all(b.caller == caller for b in self._waiting):
+            bytes_by_share[body.share] += body.bytes_held
+        share, bytes_held = bytes_by_share.most_common(1)[0]
+        if bytes_held * 2 <= self.bytes_max or self._waiting.keys() <= {share}:
             return []
-        bodies = [b for b in self._receiving if b.caller == caller and not b.is_refused]
+        bodies = [b for b in self._receiving if b.share == share and not b.is_refused]
         return sorted(bodies, key=lambda body: -body.bytes_held)[:1]
 
-    def _wake(self) -> None:
-        """Give memory to the body that began first, then to the bodies in the order of waiting."""
-        for body in itertools.chain(itertools.islice(self._receiving, 1), self._waiting):
-            waiter = self._waiting.get(body)
-            if waiter is None or waiter.done():
-                continue
-            if not self.add(body, body.waiting_bytes):
-                return
-            body.mark_progress()
-            waiter.set_result(None)
+    def _admit(self) -> None:
+        """Give memory to the body that began first, then to the callers in turn."""
+        first = next(iter(self._receiving), None)
+        turn = None if first is None else first.turn
+        if (
+            first is not None
+            and turn is not None
+            and turn in self._waiting.get(first.share, ())
+            and self.held + first.waiting_bytes <= self.bytes_max
+        ):
+            self._grant(first.share, turn)
+        super()._admit()
 
 
 class HeldBody:
@@ -147,14 +153,18 @@ class HeldBody:
         "_progress_bytes",
         "_progress_s",
         "bytes_held",
-        "caller",
         "is_refused",
+        "share",
+        "turn",
         "waiting_bytes",
     )
 
-    def __init__(self, memory: BodyMemory, caller: str) -> None:
+    def __init__(self, memory: BodyMemory, share: str) -> None:
         self._memory = memory
-        self.caller = caller
+        self.share = share
+        """The caller's key in `FairShares`."""
+        self.turn: asyncio.Future[None] | None = None
+        """The place in the caller's queue while the body waits."""
         self.bytes_held = 0
         self.waiting_bytes = 0
         """The bytes that the body waits for."""
@@ -193,7 +203,7 @@ class HeldBody:
     def refusal(self) -> OverloadedError:
         """Return the error for the sender of a refused body."""
         return OverloadedError(
-            f"request bodies hold {self._memory.bytes_held} of {self._memory.bytes_max} bytes"
+            f"request bodies hold {self._memory.held} of {self._memory.bytes_max} bytes"
             " (bodies_bytes_max) and this one did not get room in time; try again later"
         )
 

@@ -13,9 +13,10 @@ import contextvars
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar, Final
 
-__all__ = ["SHARE", "FairShares", "FairTurns"]
+__all__ = ["SHARE", "FairShares", "FairTurns", "WorkingMemory"]
 
 SHARE: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("share", default="the service")
 """The caller's key of the running request; see `AccessControl`."""
@@ -23,6 +24,9 @@ SHARE: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("share", defa
 
 class FairShares(ABC):
     """A resource of size `capacity`, and the amount that each caller holds."""
+
+    passes_over: ClassVar = True
+    """Whether a request that fits may go before a waiting request that does not fit yet."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -51,7 +55,8 @@ class FairShares(ABC):
 
     def take_at_once(self, share: str, amount: int) -> bool:
         """Take an amount if the amount fits and no request of the caller waits."""
-        if share in self._waiting or not self.fits(share, amount):
+        is_behind = share in self._waiting or (self._waiting and not self.passes_over)
+        if is_behind or not self.fits(share, amount):
             return False
         self.take(share, amount)
         return True
@@ -83,6 +88,16 @@ class FairShares(ABC):
                 self._leave(share, future, amount)
         return is_taken
 
+    @contextlib.asynccontextmanager
+    async def room(self, share: str, amount: int) -> AsyncIterator[None]:
+        """Wait for an amount, and hold the amount within the context."""
+        if not self.take_at_once(share, amount):
+            await self.take_in_turn(share, amount, _awaited)
+        try:
+            yield
+        finally:
+            self.give_back(share, amount)
+
     def give_back(self, share: str, amount: int) -> None:
         """Release an amount of the caller's share."""
         self.held -= amount
@@ -110,16 +125,21 @@ class FairShares(ABC):
             for share in list(self._waiting):
                 queue = self._waiting[share]
                 future, amount = next(iter(queue.items()))
-                if not self.fits(share, amount):
-                    continue
-                is_any = True
-                # The caller's next request waits for the turns of the other callers.
-                del self._waiting[share], queue[future]
-                if queue:
-                    self._waiting[share] = queue
-                self.take(share, amount)
-                # A request that is just leaving releases the amount in `_leave`.
-                _resolve(future)
+                if self.fits(share, amount):
+                    is_any = True
+                    self._grant(share, future)
+                elif not self.passes_over:
+                    return
+
+    def _grant(self, share: str, future: asyncio.Future[None]) -> None:
+        # The caller's next request waits for the turns of the other callers.
+        queue = self._waiting.pop(share)
+        amount = queue.pop(future)
+        if queue:
+            self._waiting[share] = queue
+        self.take(share, amount)
+        # A request that is just leaving releases the amount in `_leave`.
+        _resolve(future)
 
 
 class FairTurns(FairShares):
@@ -129,16 +149,22 @@ class FairTurns(FairShares):
         caller_max = max(self._capacity - 1, 1)
         return self.held + amount <= self._capacity and self._held[share] + amount <= caller_max
 
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    def turn(self) -> AbstractAsyncContextManager[None]:
         """Wait for a place, and hold the place within the context."""
-        share = SHARE.get()
-        if not self.take_at_once(share, 1):
-            await self.take_in_turn(share, 1, _awaited)
-        try:
-            yield
-        finally:
-            self.give_back(share, 1)
+        return self.room(SHARE.get(), 1)
+
+
+class WorkingMemory(FairShares):
+    """The memory for decoding records.
+
+    A request above the capacity gets memory when nothing else is held. Requests hold their memory
+    while they work and never ask for more, so every request gets memory in the end.
+    """
+
+    passes_over = False
+
+    def fits(self, share: str, amount: int) -> bool:  # noqa: ARG002
+        return not self.held or self.held + amount <= self._capacity
 
 
 async def _awaited(future: asyncio.Future[None]) -> None:

@@ -55,6 +55,7 @@ class ServiceFigures:
         data_dir: Path,
         disk_bytes_max: int | None,
         ownership: Callable[[], dict[str, Any]],
+        request_memory_bytes: Callable[[], int],
     ) -> None:
         """`ownership` returns the role of the process and the figures of the journal."""
         self._manager = manager
@@ -62,6 +63,7 @@ class ServiceFigures:
         self._data_dir = data_dir
         self._disk_bytes_max = disk_bytes_max
         self._ownership = ownership
+        self._request_memory_bytes = request_memory_bytes
         self._version = package_version()
         self._began_s = manager.runtime.monotonic_s()
         self._looks: deque[_Look] = deque(maxlen=_LOOKS_MAX)
@@ -97,6 +99,7 @@ class ServiceFigures:
             "version": self._version,
             "uptime_ms": int((self._manager.runtime.monotonic_s() - self._began_s) * 1_000),
             "memory_bytes": _memory_bytes(),
+            "request_memory_bytes": self._request_memory_bytes(),
             "disk_bytes": disk.bytes_used if self._disk_bytes_max else self._log_bytes,
             "disk_bytes_max": self._disk_bytes_max,
             "disk_free_bytes": free,

@@ -167,7 +167,7 @@ function together(status) {
   const errors = {};
   for (const one of told) for (const [code, n] of Object.entries(one.errors)) errors[code] = (errors[code] ?? 0) + n;
   return { ...status.service, errors,
-    ...Object.fromEntries(["written_rows_per_s", "read_rows_per_s", "memory_bytes", "disk_bytes", "processor_share"].map(n => [n, sum(n)])),
+    ...Object.fromEntries(["written_rows_per_s", "read_rows_per_s", "memory_bytes", "request_memory_bytes", "disk_bytes", "processor_share"].map(n => [n, sum(n)])),
     disk_bytes_max: told.every(one => one.disk_bytes_max) ? sum("disk_bytes_max") : null,
     latency: { write: worst(one => one.latency.write), lookup: worst(one => one.latency.lookup) },
     history: { written_rows_per_s: added("written_rows_per_s"), read_rows_per_s: added("read_rows_per_s") } };

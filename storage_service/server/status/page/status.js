@@ -73,7 +73,7 @@ function strip(status) {
     rateTile("Rows in", service, "written_rows_per_s", "var(--write)"),
     rateTile("Rows out", service, "read_rows_per_s", "var(--read)"),
     latencyTile("Write latency", service.latency.write), latencyTile("Lookup latency", service.latency.lookup),
-    tile("Memory", bytes(service.memory_bytes), `${service.processor_share.toFixed(2)} cores` + (processes > 1 ? `, ${processes} processes` : "")),
+    tile("Memory", bytes(service.memory_bytes), `requests hold ${bytes(service.request_memory_bytes ?? 0)} · ${service.processor_share.toFixed(2)} cores` + (processes > 1 ? `, ${processes} processes` : "")),
     share === null
       ? tile("Log on disk", bytes(service.disk_bytes), `no budget · ${bytes(service.disk_free_bytes)} free`)
       : tile("Disk", bytes(service.disk_bytes), `${percent(share)} of ${bytes(service.disk_bytes_max)} · ${bytes(service.disk_free_bytes)} free`,

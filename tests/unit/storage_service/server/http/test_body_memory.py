@@ -37,7 +37,7 @@ async def test_bodies_that_arrive_together_all_get_room_and_never_pass_the_limit
                 piece = choice.randrange(1, left + 1)
                 await body.add(piece)
                 left -= piece
-                peak = max(peak, memory.bytes_held)
+                peak = max(peak, memory.held)
                 for _ in range(choice.randrange(3)):
                     await asyncio.sleep(0)
             body.end()
@@ -53,7 +53,7 @@ async def test_bodies_that_arrive_together_all_get_room_and_never_pass_the_limit
     assert all(task.cancelled() or task.exception() is None for task in tasks)
     assert sum(task.cancelled() for task in tasks) <= 10
     assert peak <= bytes_max
-    assert memory.bytes_held == 0
+    assert memory.held == 0
 
 
 async def test_half_sent_bodies_that_stall_give_their_room_to_those_who_wait() -> None:
@@ -89,7 +89,7 @@ async def test_half_sent_bodies_that_stall_give_their_room_to_those_who_wait() -
             stack.close()
             await waiting
             late.end()
-    assert memory.bytes_held == 0
+    assert memory.held == 0
 
 
 async def test_a_caller_who_has_most_of_the_memory_gives_way_to_others_and_not_to_itself() -> None:
@@ -119,7 +119,7 @@ async def test_a_caller_who_has_most_of_the_memory_gives_way_to_others_and_not_t
         own.cancel()
         other.cancel()
         await asyncio.wait([own, other])
-    assert memory.bytes_held == 0
+    assert memory.held == 0
 
 
 async def test_nobody_gives_way_while_there_is_room_for_all() -> None:
