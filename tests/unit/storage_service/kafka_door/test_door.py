@@ -157,7 +157,7 @@ async def test_what_is_no_request_ends_its_connection_alone(tmp_path: Path, data
         assert await client.is_closed()
         assert (await other.call(API_VERSIONS, 3)).error_code is ErrorCode.none
         await until(lambda: len(world.service.connections) == 1)
-        assert world.service.body_memory.bytes_held == 0
+        assert world.service.body_memory.held == 0
         assert world.service.open_requests == 0
 
 
@@ -177,7 +177,7 @@ async def test_half_a_request_is_given_up(tmp_path: Path) -> None:
         client.writer.write(request_bytes(METADATA, 12, {"topics": []})[:-1])
 
         assert await client.is_closed()
-        assert world.service.body_memory.bytes_held == 0
+        assert world.service.body_memory.held == 0
 
 
 async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ async def test_who_reads_no_answers_is_cut_off(tmp_path: Path) -> None:
 
         await until(lambda: len(world.service.connections) == 0)
 
-        assert world.service.body_memory.bytes_held == 0
+        assert world.service.body_memory.held == 0
         with pytest.raises(ConnectionError):
             await sending
 

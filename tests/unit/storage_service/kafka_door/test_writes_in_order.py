@@ -59,7 +59,7 @@ async def test_writes_are_stored_and_answered_in_their_order(tmp_path: Path) -> 
             await client.answer(PRODUCE, VERSION, number)
         await client.answer(METADATA, 12, last)
         assert writes.stored == ["0", "1", "2", "3"]
-        await until(lambda: world.service.body_memory.bytes_held == 0)
+        await until(lambda: world.service.body_memory.held == 0)
 
 
 async def test_so_many_are_in_progress_and_no_more(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ async def test_behind_a_write_that_never_handed_its_rows_over_nothing_is_stored(
 
         await until(lambda: world.service.open_requests == 0)
         assert (writes.begun, writes.stored) == (["a", "breaks", "b"], ["a"])
-        assert world.service.body_memory.bytes_held == 0
+        assert world.service.body_memory.held == 0
 
 
 async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -133,6 +133,6 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> 
         await client.close()
         writes.go_on["a"].set()
 
-        await until(lambda: world.service.body_memory.bytes_held == 0)
+        await until(lambda: world.service.body_memory.held == 0)
         assert writes.stored == ["a"]
         assert world.service.open_requests == 0

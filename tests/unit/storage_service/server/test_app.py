@@ -279,7 +279,7 @@ async def test_a_body_over_the_limit_is_refused_as_soon_as_that_is_known(
 
         assert (status, code) == (413, "request_too_large")
         assert "larger than 1000 bytes (body_bytes_max)" in message
-        assert service.service.body_memory.bytes_held == 0
+        assert service.service.body_memory.held == 0
 
 
 async def test_control_routes_have_a_body_limit_of_their_own(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ async def test_bodies_that_are_announced_and_not_sent_keep_nobody_waiting(tmp_pa
         for call in calls:
             call.disconnect()
         await asyncio.gather(*sending)
-        assert service.service.body_memory.bytes_held == 0
+        assert service.service.body_memory.held == 0
 
 
 async def test_a_body_that_got_no_room_in_time_is_refused(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ async def test_a_body_that_got_no_room_in_time_is_refused(tmp_path: Path) -> Non
 
         assert (status, code) == (503, "overloaded")
         assert message.startswith("request bodies hold 900 of 1500 bytes (bodies_bytes_max)")
-        assert service.service.body_memory.bytes_held == 0
+        assert service.service.body_memory.held == 0
 
 
 @pytest.mark.parametrize(

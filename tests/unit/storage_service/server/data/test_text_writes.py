@@ -63,7 +63,7 @@ async def test_all_rows_are_written(service: InProcessService, verb: str, form: 
     assert answer.status == 200, answer.body
     assert answer.json()["row_count"] == 2
     assert _ends(service) == {"sizes": 2}
-    assert service.service.body_memory.bytes_held == 0
+    assert service.service.body_memory.held == 0
 
 
 @KINDS
@@ -162,7 +162,7 @@ async def test_keys_are_deleted(service: InProcessService, form: str) -> None:
     ends = _ends(service)
     assert (await _write(service, "delete", form, KEYS[form])).status == 200
     assert _ends(service) == ends
-    assert service.service.body_memory.bytes_held == 0
+    assert service.service.body_memory.held == 0
 
 
 @pytest.mark.parametrize(

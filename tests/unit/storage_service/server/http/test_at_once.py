@@ -212,7 +212,7 @@ async def test_both_ways_give_the_same_bytes_and_count_once(tmp_path: Path, name
         assert both == health + at_once
         assert alone.transport.is_closed == second.transport.is_closed
         assert world.service.open_requests == 0
-        assert world.service.body_memory.bytes_held == 0
+        assert world.service.body_memory.held == 0
 
 
 async def test_requests_of_one_packet_are_answered_in_their_order(tmp_path: Path) -> None:
