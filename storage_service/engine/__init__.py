@@ -1,6 +1,6 @@
-"""Tables as running things. The door is `manager`: it owns all tables of one data directory.
+"""Running tables. The door is `manager`, the owner of all tables of one data directory.
 
-From below: `directory/` has the files that say what there is; `open_table` is one table, `keys/`
-one with a primary key; `tiering_desk/`, `transactions/` and `upkeep/` are what is done to tables;
-`opener` makes them. What they all share is made once: `runtime`.
+From below: `directory/` has the files that list the tables; `open_table` is a single table, `keys/`
+adds rows by key; `tiering_desk/`, `transactions/` and `upkeep/` are the work on tables; `_opener`
+opens tables. `runtime` is shared by all tables.
 """

@@ -1,14 +1,16 @@
-"""A table that never had a row gets other columns, in place of those that it was made with.
+"""Replaces the columns of a table that never had a row.
 
-It stays the same table: its id, its buckets and what consumers have said of it. One replacement of
-its `table.json` does it, so a crash leaves the former columns or the new ones.
+The table keeps its id, its buckets and the reports of consumers. A single replacement of
+`table.json` changes the columns, so a crash leaves either the former columns or the new columns.
 
-What keeps rows of the former columns out, who sent them for a table that had these:
-- writes and commits under way are waited for, and if they brought a row nothing is replaced
-- those that come meanwhile are told to come again, also who begins a transaction
-- those that were decoded before and come after have a version of the schema that the table has not
+Four rules keep out rows with the former columns:
+- the replacement waits for writes and commits under way, and is given up if a row arrived
+- writes and new transactions during the replacement get a retriable error
+- rows decoded before and written afterwards name a schema version unknown to the table
   (`OpenTable.check_versions`)
-- no tiering worker was ever given the table, and none is meanwhile: no lake table has the columns
+- no tiering worker ever got the table, and none gets the table meanwhile: no lake table has the
+  former columns
+
 Event loop only.
 """
 
@@ -28,7 +30,7 @@ __all__ = ["is_untouched", "may_have_rows", "with_other_columns"]
 
 
 def may_have_rows(manager: TabletManager, table: OpenTable) -> bool:
-    """Whether a table has, or had, a row, or somebody is about to bring one."""
+    """Whether a table has or had a row, or a caller is about to write a row."""
     return (
         # A row that nobody knows of may be behind the end of a log whose disk failed.
         not table.can_store
@@ -39,7 +41,7 @@ def may_have_rows(manager: TabletManager, table: OpenTable) -> bool:
 
 
 def is_untouched(manager: TabletManager, table: OpenTable) -> bool:
-    """Whether a table never had a row, and nobody is about to bring one or to look for some."""
+    """Whether a table never had a row, and no caller is about to write or read rows."""
     return (
         isinstance(table, LogTable)
         and not table.is_dropped
@@ -51,10 +53,10 @@ def is_untouched(manager: TabletManager, table: OpenTable) -> bool:
 async def with_other_columns(
     manager: TabletManager, table: OpenTable, before: TableInfo, wanted: TableDescriptor
 ) -> bool:
-    """Give a table the columns and properties of `wanted`, durably; it has its path and buckets.
+    """Give a table the columns and properties of `wanted`, durably; path and buckets stay.
 
-    Returns False, and changes nothing, if the table is not `before` any more or was touched. Once
-    begun it goes on, whatever becomes of the caller. Raises as `TabletManager.alter_schema`.
+    Returns False, without a change, if the table differs from `before` or was touched. The
+    replacement goes on without its caller. Raises as `TabletManager.alter_schema`.
     """
     replacing = asyncio.create_task(_replaced(manager, table, before, wanted))
     return await asyncio.shield(replacing)

@@ -1,12 +1,13 @@
-"""Where the readers of one table stand: the positions of the latest reports.
+"""The positions of one table's readers: the offsets that each consumer last reported.
 
 Invariants:
-- a consumer belongs to the token of its reports: another token may use the same name
-- a consumer that has said nothing for the table's `table.log.consumers.ttl` counts for nothing
-- a table has at most CONSUMERS_MAX of them, OWNER_CONSUMERS_MAX of one token
-- a new one is on disk before `report` returns, so is one that asks for that, later reports soon:
-  after a crash it stands at most SAVE_MS behind of what it said, which makes the service keep too
-  much, never too little
+- a consumer belongs to the token that reports the consumer; two tokens may use the same name
+- a consumer without a report within the table's `table.log.consumers.ttl` is ignored
+- a table has at most CONSUMERS_MAX consumers, and OWNER_CONSUMERS_MAX of a single token
+- a new consumer is on disk before `report` returns, as is a report with `is_durable`; later reports
+  follow soon. After a crash a consumer is at most SAVE_MS behind: the service keeps too much, never
+  too little
+
 Event loop only; disk writes go to the runtime's threads.
 """
 
@@ -47,10 +48,10 @@ ConsumerKey: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumer:
-    """A reader that has read every row below `offsets`, of the buckets that it reads.
+    """A reader that has read every row below `offsets`, bucket by bucket.
 
-    `owner` is the name of the token that reported it. With `reads_lake` it finds rows that have
-    left the log where they are then.
+    `owner` is the name of the reporting token. A consumer with `reads_lake` reads rows from the
+    lake once the rows have left the log.
     """
 
     owner: str
@@ -61,7 +62,7 @@ class Consumer:
 
     @property
     def key(self) -> ConsumerKey:
-        """The key of the consumer in the table."""
+        """The identity among the consumers of the table."""
         return (self.owner, self.name)
 
     def to_json(self) -> dict[str, Any]:
@@ -98,9 +99,9 @@ class Consumers:
         consumers_max: int = CONSUMERS_MAX,
         owner_consumers_max: int = OWNER_CONSUMERS_MAX,
     ) -> None:
-        """Read those in `file`; it need not exist. Blocking.
+        """Read the consumers in `file`, which may be missing. Blocking.
 
-        One that is damaged is told of, and its consumers are forgotten: they report again.
+        A damaged file is logged and its consumers are forgotten: the readers report again.
         """
         self._file = file
         self._table = table
@@ -121,16 +122,16 @@ class Consumers:
         """Unread rows that retention takes soon, as it found them last."""
 
     async def end(self, error: StreamhouseError) -> None:
-        """Return once no report is being saved; later reports raise `error`."""
+        """Return when no save is running, and forbid later saves: a further report raises `error`."""
         async with self._lock:
             self._end = error
 
     def go_on(self) -> None:
-        """Allow reports again after `end`."""
+        """Accept reports again after `end`."""
         self._end = None
 
     def current(self, ttl_ms: int) -> list[Consumer]:
-        """Return those that have reported within `ttl_ms`, sorted."""
+        """Return the consumers with a report within `ttl_ms`, sorted."""
         if not self._consumers:
             return []
         oldest_us = self._runtime.clock_us() - ttl_ms * 1_000
@@ -150,11 +151,11 @@ class Consumers:
     ) -> Consumer:
         """Note that the consumer has read every row below `offsets`; on disk if `is_durable`.
 
-        If they are but a part of what it reads, it is in other buckets where it said last.
+        Buckets missing from `offsets` keep their last reported offsets.
 
         Raises:
-            InvalidRequestError: the name is not a possible one.
-            ConsumerLimitError: the table, or this owner, has as many consumers as it may have.
+            InvalidRequestError: the name is not allowed.
+            ConsumerLimitError: the table, or this owner, has too many consumers.
         """
         if not is_consumer_name(name):
             raise InvalidRequestError(
@@ -182,15 +183,15 @@ class Consumers:
         return said
 
     def find(self, name: str, *, owner: str, ttl_ms: int) -> Consumer | None:
-        """Return a consumer that has reported within `ttl_ms`."""
+        """Return the consumer of this name with a report within `ttl_ms`."""
         found = self._consumers.get((owner, name))
         oldest_us = self._runtime.clock_us() - ttl_ms * 1_000
         return found if found is not None and found.reported_us > oldest_us else None
 
     async def forget(self, name: str, *, owner: str, of_others: bool = False) -> None:
-        """Forget the owner's consumer of this name; there being none is fine.
+        """Forget the owner's consumer of this name, if any.
 
-        `of_others`: if `owner` has none, those of others by that name are forgotten.
+        With `of_others` consumers of further owners are forgotten if `owner` has none of the name.
         """
         async with self._lock:
             self._check_not_ended()
@@ -202,7 +203,7 @@ class Consumers:
                 await self._save()
 
     async def save(self, *, is_last: bool = False) -> None:
-        """Save what was reported if it is due, or anything that was if it `is_last`."""
+        """Save new reports if a save is due, or all unsaved reports with `is_last`."""
         if self._consumers == self._saved:
             return
         async with self._lock:
@@ -214,7 +215,9 @@ class Consumers:
         self._changes += 1
 
     async def _save_since(self, change: int) -> None:
-        """Return when this change is on disk: one save is for all that waited for the last one."""
+        """Return when this change is on disk: all callers waiting for a running save share the next
+        save.
+        """
         async with self._lock:
             self._check_not_ended()
             if self._changes_saved < change:
@@ -236,7 +239,7 @@ class Consumers:
             )
 
     def _is_due(self) -> bool:
-        """Whether what was reported is to be saved now: less often if nobody has moved."""
+        """Whether new reports are to be saved now: less often if no offset has moved."""
         age_ms = (self._runtime.clock_us() - self._saved_us) / 1_000
         if age_ms < SAVE_MS:
             return False

@@ -1,19 +1,19 @@
 """Moving a table from this shard to another, step by step; `table_arrivals.py` is the other side.
 
-What is durable when, so that exactly one shard serves the table whatever crashes (decision 0021):
+The durable steps let exactly one shard serve the table, whatever crashes (decision 0021):
 
-1. source: rounds of what never changes are stored, the table is open; the destination has it
-   `arriving`, and writes its files
-2. source: the table is frozen: it is only read. Then it is `leaving` in `service.json`, and the
-   last round is stored
-3. destination: the last files are written; the table is opened; then it `is_ready`
-4. source: reads end; the version of its name that decides is made, for the destination, or to keep
-   it
-5. source: the table is `dropped`, then its files are deleted; destination: it is a table
+1. source: the table stays open, and rounds of immutable files are stored; the destination marks the
+   table as `arriving` and writes the files
+2. source: the table is frozen, which leaves only reads; the table becomes `leaving` in
+   `service.json`, and the last round is stored
+3. destination: the last files are written, the table is opened, and becomes `is_ready`
+4. source: reads end; the deciding version of the table's name is made, in favour of the destination
+   or of the source
+5. source: the table is `dropped` and its files are deleted; destination: the table is served
 
-Before 4 a start of the source keeps the table, after it both starts complete the move: what decides
-is one object that is made once. The source asks for 3; it never decides for who is not ready.
-Event loop only.
+Before step 4 a restarted source keeps the table. After step 4 both shards complete the move at
+their starts: an object that is made only once decides. The source asks for step 3, and never
+decides for a destination that is not ready. Event loop only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _STAGED_ROWS: Final = "moves.staged"
 
 @dataclass(slots=True)
 class _Going:
-    """A table that may leave; `is_frozen`: it is only read, or not even that."""
+    """A table that may leave; `is_frozen`: reads are allowed at most."""
 
     ticket: MoveTicket
     table: OpenTable
@@ -78,12 +78,12 @@ class TableMoves:
 
     @property
     def is_any_under_way(self) -> bool:
-        """Whether a table is on its way: what has the files of all tables now lacks it."""
+        """Whether a table is on its way: a copy of all tables' files would lack the table."""
         moves = self._registry.moves
         return bool(moves.leaving or moves.arriving)
 
     async def clear(self) -> None:
-        """Delete what moves before this start have left in the store and here."""
+        """Delete leftovers of earlier moves, in the store and on this shard."""
         await self._run(self._manager.directory.filesystem.remove_tree, self._staged)
         try:
             await self._run(clear_moves, self._store, self._names.shard)
@@ -91,13 +91,13 @@ class TableMoves:
             _logger.warning("event=moves_not_cleared why='%s'", error)
 
     async def close(self) -> None:
-        """End what is under way; the next start goes on."""
+        """End the present moves; the next start continues them."""
         await self.arrivals.close()
         for going in tuple(self._going.values()):
             await self._close(going)
 
     async def look(self) -> None:
-        """Complete or give up what has been decided and nobody has told this shard of."""
+        """Complete or end moves that were decided without a message to this shard."""
         await self.arrivals.look()
         for table_id, ticket in self._registry.moves.leaving.items():
             if table_id not in self._going:
@@ -106,9 +106,10 @@ class TableMoves:
     # -- the source, in this order ---------------------------------------------------------------
 
     def moves_first(self, path: TablePath) -> TablePath | None:
-        """Return what moves before a table: that of its rejected rows, if it is here.
+        """Return the table that moves before a table: the table of rejected rows, if served by this
+        shard.
 
-        Raises if the table is in use, before anything has moved.
+        Raises if the table is in use, before any step.
         """
         companion = companion_of(path)
         if companion is None or companion not in {t.path for t in self._manager.open_tables()}:
@@ -117,7 +118,9 @@ class TableMoves:
         return companion
 
     def check_moves_alone(self, path: TablePath) -> None:
-        """Raise if a table moves only with another one, whose rejected rows it has."""
+        """Raise if the table holds the rejected rows of another table, and so moves only with the
+        other table.
+        """
         table = table_of(path)
         if table is not None and table in {t.path for t in self._manager.open_tables()}:
             raise InvalidRequestError(
@@ -125,7 +128,7 @@ class TableMoves:
             )
 
     async def begin(self, path: TablePath, target: str) -> MoveTicket:
-        """Return what all that follows takes; whatever comes of it, `end` or `settle` is last.
+        """Return the facts that later steps need; the last call is always `end` or `settle`.
 
         Raises if the table is in use.
         """
@@ -147,7 +150,7 @@ class TableMoves:
         return ticket
 
     async def copy(self, ticket: MoveTicket) -> int:
-        """Store a round of what never changes of a table that is open; return how many bytes."""
+        """Store a round of immutable files of an open table; return the number of bytes."""
         going = self._going[ticket.table_id]
         self._manager.check_open(going.table)
         rows: dict[str, Path] = {}
@@ -165,9 +168,9 @@ class TableMoves:
             await self._run(filesystem.remove_tree, staged)
 
     async def freeze(self, ticket: MoveTicket) -> None:
-        """Let nothing change the table any more, and store the last round.
+        """Forbid changes of the table, and store the last round.
 
-        Raises `UnavailableError` while it is in use, and then it is as it was.
+        Raises `UnavailableError` for a table in use, which stays unchanged.
         """
         manager, moves, going = self._manager, self._registry.moves, self._going[ticket.table_id]
         async with manager.runtime.changing_files:
@@ -180,17 +183,17 @@ class TableMoves:
             raise _not_read(ticket, error) from error
 
     def is_frozen(self, ticket: MoveTicket) -> bool:
-        """Whether the table can only be read, if that."""
+        """Whether at most reads of the table are allowed."""
         return self._going[ticket.table_id].is_frozen
 
     def rounds(self, ticket: MoveTicket) -> int:
-        """Return how many rounds the store has."""
+        """Return the number of rounds in the store."""
         return self._going[ticket.table_id].sent.rounds
 
     async def decide(self, ticket: MoveTicket) -> bool:
-        """Give a table that the destination has ready to it; return whether it has it now.
+        """Give a table to the ready destination; return whether the destination owns the table now.
 
-        `settle` it then; after an error only `end` tells.
+        Then call `settle`; after an error only `end` knows the owner.
         """
         # Who reads here after this moment could miss what is written there.
         self._manager.end_reads(self._going[ticket.table_id].table)
@@ -198,9 +201,10 @@ class TableMoves:
         return bool(shard == ticket.target)
 
     async def end(self, ticket: MoveTicket) -> bool:
-        """Serve the table on, unless it was decided; return whether the destination has it.
+        """Serve the table again unless the move was decided; return whether the destination owns
+        the table.
 
-        Asks the store until it answers: until then nobody may serve the table.
+        Asks the store until the store answers: no shard may serve the table before.
         """
         shard: str = await insist(functools.partial(self._run, self._names.end_move, ticket))
         is_moved = shard == ticket.target
@@ -208,7 +212,7 @@ class TableMoves:
         return is_moved
 
     async def settle(self, ticket: MoveTicket, *, is_moved: bool) -> None:
-        """Do here what was decided."""
+        """Carry out a decided move on this shard."""
         manager, moves, table_id = self._manager, self._registry.moves, ticket.table_id
         going = self._going.get(table_id)
         _logger.info("event=move_decided table=%s is_moved=%s", ticket.path, is_moved)
@@ -227,7 +231,7 @@ class TableMoves:
             await self._run(MoveSet(self._store, ticket).delete)
 
     async def _close(self, going: _Going) -> None:
-        """Close a table that is frozen."""
+        """Close a frozen table."""
         if going.is_frozen and not going.is_closed:
             going.is_closed = True
             self._manager.end_reads(going.table)
@@ -239,7 +243,7 @@ class TableMoves:
 
 
 def _check_movable(manager: TabletManager, table: OpenTable) -> None:
-    """Raise if somebody works with a table who would not find it again."""
+    """Raise if a user of the table would lose the table by the move."""
     manager.check_open(table)
     why = ""
     if manager.transactions.of(table).open_count:

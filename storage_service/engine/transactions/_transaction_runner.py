@@ -2,17 +2,17 @@
 
 Event loop only. The order of a commit, each step durable before the next:
 
-1. the table's write gate is held: nothing else is written to the table until the end
-2. everything that could refuse the transaction is looked at, also what others have changed since
-   its rows were computed from the table (_read_conflicts.py)
+1. the table's write gate is held: no other write reaches the table until the end
+2. every possible refusal is checked, including changes of the rows that the transaction has read
+   (_read_conflicts.py)
 3. `decision`: from here on the transaction happens, whatever breaks
-4. its rows are stored, piece by piece, in the logs (and applied to the rows by key), not visible
-5. what is linked to it in another table is committed there, by the same steps
-6. `outcome`: the decision is replaced by where the rows are
+4. the rows are stored, piece by piece, in the logs (and applied to the rows by key), still hidden
+5. a linked transaction of another table is committed by the same steps
+6. `outcome`: the offsets of the rows replace the decision
 7. all buckets become visible in one step, and the gate opens
 8. the staged files are deleted
 
-A start of the service goes on at step 4 with what was decided, before the table is used.
+A start of the service continues decided transactions at step 4, before the first use of the table.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class TransactionRunner:
     ) -> CommitResult:
         """Commit the named parts; `on_outcome` is called before the next commit can begin.
 
-        UnknownOutcomeError says that only a restart goes on; any other error that nothing happened.
+        After UnknownOutcomeError only a restart continues the commit; after any other error nothing
+        has happened.
         """
         self._table.gate.check_open()
         conflicts = None
@@ -118,7 +119,9 @@ class TransactionRunner:
 
     @contextlib.contextmanager
     def _holding(self, linked: LinkedCommit | None) -> Iterator[None]:
-        """Keep what is linked as it is; when it is decided that it happens, it stays kept."""
+        """Hold the linked transaction; once the commit is decided, the linked transaction stays
+        held.
+        """
         if linked is None:
             yield
             return
@@ -133,7 +136,7 @@ class TransactionRunner:
             raise
 
     async def redo(self, transaction: OpenTransaction) -> Decision:
-        """Complete what was decided before the service ended."""
+        """Complete the decided transactions of the last run."""
         assert transaction.decision is not None
         parts = await self._runtime.run(self._open_parts, transaction)
         outcome = await self._carry_out(transaction, transaction.decision, parts)
@@ -146,7 +149,7 @@ class TransactionRunner:
         return outcome
 
     async def load_truncated(self, decisions: Iterable[Decision | None]) -> None:
-        """Truncate the table as the last overwrite left it, `decisions` being those on disk."""
+        """Truncate the table as the last overwrite did; `decisions` are the decisions on disk."""
         offsets, timestamp_us = await self._runtime.run(self._files.load_truncated)
         self._table.truncate(offsets, timestamp_us=timestamp_us)
         for decision in decisions:
@@ -170,7 +173,9 @@ class TransactionRunner:
     def _conflicts(
         self, transaction: OpenTransaction, parts: Sequence[StagedPart]
     ) -> ReadConflicts | None:
-        """Return what looks for them, if the rows of `parts` were computed from the table."""
+        """Return the check for conflicting changes, if the rows of `parts` were computed from the
+        table.
+        """
         spec = transaction.spec
         if transaction.read is None or self._outcomes.is_stale(spec.app_id, spec.version):
             return None
@@ -188,7 +193,7 @@ class TransactionRunner:
         parts: Sequence[StagedPart],
         conflicts: ReadConflicts | None,
     ) -> Decision:
-        """Check what can be checked, then make it durable that the transaction happens."""
+        """Check everything that can be checked, then make the decision durable."""
         spec = transaction.spec
         self._outcomes.check_repeated(spec, table=str(self._table.path))
         decision = Decision(
@@ -237,7 +242,7 @@ class TransactionRunner:
     async def _carry_out(
         self, transaction: OpenTransaction, decision: Decision, parts: Sequence[StagedPart]
     ) -> Decision:
-        """Store what is decided, remember that it is stored, show it; return the outcome."""
+        """Store the decided rows, record the outcome, publish the rows; return the outcome."""
         if decision.result.status is not TransactionStatus.COMMITTING:
             if transaction.linked is not None:
                 self._services.links.release(transaction.linked)
@@ -278,7 +283,7 @@ class TransactionRunner:
     def _given_up(
         self, transaction: OpenTransaction, error: StreamhouseError
     ) -> UnknownOutcomeError:
-        """Close the table to writes: it may have a part of a decided transaction."""
+        """Close the table to writes: the log may have a part of a decided transaction."""
         given_up = UnknownOutcomeError(
             f"table '{self._table.path}': transaction {transaction.transaction_id} is decided, but"
             f" completed only by the next start of the service, and until then the table takes no"

@@ -1,15 +1,16 @@
-"""The transactions of one table: begin, stage, commit, abort, time out, and what became of them.
+"""The transactions of one table: begin, stage, commit, abort, time out, and their outcomes.
 
-What a caller may rely on:
-- what was staged is durable, and nobody sees it before the commit
-- a commit is all of the named parts or nothing, in all buckets, also across a crash: from the
-  moment its decision is on disk it happens, before that it does not. It becomes visible in one step
-- a commit may be repeated and is answered alike, also one that was refused; parts it does not name
+Promises to callers:
+- staged rows are durable, and hidden until the commit
+- a commit stores all named parts or nothing, in all buckets, also across a crash: a decision on
+  disk is always carried out, and without the decision nothing is stored. The rows become visible in
+  one step
+- a repeated commit gets the same answer, also after a refusal; staged parts missing from the commit
   are dropped
-- an application's version is committed once, and no lower one after it
-- a transaction that nobody touches for its timeout is dropped, and so is an aborted one
+- an application commits a version once, and no lower version afterwards
+- an aborted transaction, and a transaction without any call within its timeout, is dropped
 
-Event loop only. The gate of the table lets one commit at a time through, with no write beside it.
+Event loop only. The table's write gate admits a single commit at a time, without any other write.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ _logger = logging.getLogger(__name__)
 
 
 class TableTransactions:
-    """See the module. `load` and `recover` come first, before the table is used."""
+    """See the module. Call `load` and `recover` before the first use of the table."""
 
     def __init__(
         self,
@@ -114,16 +115,16 @@ class TableTransactions:
 
     @property
     def open_count(self) -> int:
-        """How many transactions are not finished."""
+        """The number of unfinished transactions."""
         return len(self._open)
 
     @property
     def staged_bytes(self) -> int:
-        """How many bytes of them are staged, or being staged."""
+        """The bytes staged, or being staged, by unfinished transactions."""
         return self._bytes.held
 
     def check_none_open(self) -> None:
-        """Raise `UnsupportedError` if any is open: its rows have the schema there is."""
+        """Raise `UnsupportedError` for an open transaction: its rows have the current schema."""
         if self._open:
             raise UnsupportedError(
                 f"table '{self._table.path}': its schema cannot change while {len(self._open)}"
@@ -131,18 +132,18 @@ class TableTransactions:
             )
 
     def spec(self, transaction_id: str) -> TransactionSpec:
-        """Return what a transaction that takes rows is to do; else raises as `stage`."""
+        """Return the specification of an open transaction; otherwise raises as `stage`."""
         return self._staging(transaction_id).spec
 
     def status(self, transaction_id: str) -> dict[str, Any]:
-        """Return how far a transaction is, as JSON; raises TransactionNotFoundError."""
+        """Return the state of a transaction as JSON; raises TransactionNotFoundError."""
         outcome = self._outcomes.find(transaction_id)
         if outcome is not None:
             return {**spec_to_json(outcome.spec), **outcome.result.to_json()}
         return self._find(transaction_id).to_json()
 
     def latest(self, limit: int) -> list[dict[str, Any]]:
-        """Return what became of the latest transactions that are known, as JSON, newest first."""
+        """Return the outcomes of the latest remembered transactions as JSON, newest first."""
         return listed(self._open.values(), self._outcomes, limit=limit)
 
     # -- open transactions ---------------------------------------------------------------------
@@ -160,11 +161,11 @@ class TableTransactions:
         source: str | None = None,
         run: str | None = None,
     ) -> tuple[str, TransactionStatus]:
-        """Begin a transaction; return its id, or that there is nothing to do for `version`.
+        """Begin a transaction and return its id, or say that `version` needs no work.
 
-        Raises `InvalidRequestError` where `source` and `run` show that its rows are other ones.
-        `join` returns the open one that does the same for that version, if there is one. A caller
-        who chose its `transaction_id` gets the one that has it, and what it is now.
+        Raises `InvalidRequestError` if `source` and `run` show different rows for the version. With
+        `join` an open transaction of the same version is returned. A repeated `transaction_id`
+        returns the existing transaction in its current state.
         """
         outcome = self._outcomes.find(transaction_id or "")
         if outcome is not None:
@@ -219,7 +220,7 @@ class TableTransactions:
         return transaction.transaction_id, TransactionStatus.OPEN
 
     def _skip(self, spec: TransactionSpec) -> None:
-        """Note that a version was committed before, for who asks and for the log."""
+        """Log and return that a version was committed before."""
         self._outcomes.check_repeated(spec, table=str(self._table.path))
         if self._outcomes.skip(Skip(replace(spec, transaction_id=""), spec.begun_us)):
             _logger.info(
@@ -239,9 +240,9 @@ class TableTransactions:
         *,
         token: str | None,
     ) -> tuple[str, PartSize]:
-        """Store rows as a part; return its id. A `token` that was used names the same part.
+        """Store rows as a part and return the part's id. A repeated `token` names the same part.
 
-        Raises TransactionNotFoundError, or TransactionClosedError when it is being committed.
+        Raises TransactionNotFoundError, or TransactionClosedError during a commit.
         """
         self._table.gate.check_open()
         self._table.check_versions(batches)
@@ -280,9 +281,9 @@ class TableTransactions:
         stage: Callable[..., PartSize],
         *rows: Any,
     ) -> PartSize:
-        """Store a part; one whose transaction ended meanwhile is deleted again.
+        """Store a part; the part is deleted again if the transaction ended meanwhile.
 
-        `stop` waits for it, whether or not the caller still does.
+        `stop` waits for the store, whether or not the caller waits.
         """
 
         async def store() -> PartSize:
@@ -306,7 +307,7 @@ class TableTransactions:
         return is_open and transaction.commit is None
 
     def abort(self, transaction_id: str) -> TransactionStatus:
-        """Drop a transaction, unless it is decided; return what it is now."""
+        """Drop an undecided transaction; return the state afterwards."""
         outcome = self._outcomes.find(transaction_id)
         if outcome is not None:
             return outcome.result.status
@@ -317,7 +318,7 @@ class TableTransactions:
         return TransactionStatus.ABORTED
 
     def drop_expired(self, now_us: int) -> None:
-        """Drop the transactions that nobody has touched for their timeout."""
+        """Drop the transactions without any call within their timeouts."""
         for transaction in [t for t in self._open.values() if t.has_expired(now_us)]:
             _logger.info(
                 "event=transaction_timed_out table=%s transaction=%s",
@@ -338,14 +339,15 @@ class TableTransactions:
         linked: LinkedCommit | None = None,
         is_linked: bool = False,
     ) -> CommitResult | None:
-        """Commit the named parts in this order, all or none; None if that takes over `wait_s`.
+        """Commit the named parts in this order, all or none; None if the commit takes longer than
+        `wait_s`.
 
-        With `read` only if what they were computed from is as it was; else it raises
-        `CommitConflictError`, and the transaction is aborted. `is_linked` says that the commit of
-        another table asks, which holds it.
+        With `read` the commit raises `CommitConflictError`, and aborts the transaction, if the rows
+        read by the transaction have changed. `is_linked` marks a commit on behalf of a transaction
+        in another table, which holds this transaction.
 
-        Once begun it goes on, whatever becomes of the caller. After a retriable error the
-        transaction is open as before, after any other but UnknownOutcomeError it is aborted.
+        A commit goes on without its caller. After a retriable error the transaction is open as
+        before; after any error but UnknownOutcomeError the transaction is aborted.
         """
         digest = digest_of(parts, linked)
         outcome = self._outcomes.find(transaction_id)
@@ -376,7 +378,7 @@ class TableTransactions:
         return task.result()
 
     def hold(self, transaction_id: str, parts: Sequence[str]) -> None:
-        """Keep a transaction, which is to be committed with another table's, until `release`."""
+        """Keep a transaction that commits together with another table, until `release`."""
         transaction = self._staging(transaction_id)
         check_parts(transaction, parts, table=str(self._table.path))
         if transaction.spec.columns is not None:
@@ -388,24 +390,24 @@ class TableTransactions:
         transaction.held += 1
 
     def hold_all(self) -> None:
-        """Keep the transactions that are open now until the next start."""
+        """Keep all open transactions until the next start."""
         for transaction in self._open.values():
             transaction.held += 1
 
     def release(self, transaction_id: str) -> None:
-        """Take `hold` back."""
+        """Undo `hold`."""
         transaction = self._open.get(transaction_id)
         if transaction is not None:
             transaction.held -= 1
 
     def latest_version(self, app_id: str | None) -> int | None:
-        """Return the last version that an application committed, as far as is remembered."""
+        """Return the last version committed by an application, as far as remembered."""
         return self._outcomes.latest_version(app_id)
 
     async def outcome(self, transaction_id: str) -> Decision | None:
-        """Return what became of a transaction when its commit has ended; None: it has none yet.
+        """Return the outcome of a finished commit; None while the commit runs.
 
-        A commit that failed raises what it failed with.
+        Raises the error of a failed commit.
         """
         transaction = self._open.get(transaction_id)
         if transaction is not None and transaction.commit is not None:
@@ -455,7 +457,7 @@ class TableTransactions:
     # -- start and stop ------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Read what is on disk."""
+        """Read the transactions on disk."""
         loaded, folded = await self._runtime.run(self._files.load)
         for outcome in folded:
             self._outcomes.add(outcome, is_folded=True)
@@ -509,12 +511,12 @@ class TableTransactions:
             raise CorruptDataError(first)
 
     async def recover(self) -> None:
-        """Complete what was decided when the service ended; raises if it cannot be."""
+        """Complete the decided transactions of the last run; raises if a completion is impossible."""
         for transaction in [t for t in self._open.values() if t.decision is not None]:
             self._finish(transaction, await self._runner.redo(transaction))
 
     async def stop(self) -> None:
-        """Return when commits have stopped, after the piece they are at, and no file is changed."""
+        """Return once commits have stopped after their present piece, and no file is being changed."""
         commits = [t.commit for t in self._open.values() if t.commit is not None]
         await asyncio.gather(*commits, return_exceptions=True)
         # Also of transactions that were aborted while rows for them were on their way.
@@ -539,9 +541,10 @@ class TableTransactions:
         return transaction
 
     def _committable(self, transaction_id: str, read: ReadPosition | None) -> OpenTransaction:
-        """Return an open transaction; else raises what its commit ended with, as far as is known.
+        """Return an open transaction; otherwise raises the error of the finished commit, as
+        remembered.
 
-        Of one with `read` that was not committed that is a conflict: its caller has to read anew.
+        An uncommitted transaction with `read` raises a conflict: the caller must read again.
         """
         refused = self._outcomes.refusal(transaction_id)
         # One whose id was chosen may have been begun again.
@@ -580,7 +583,7 @@ class TableTransactions:
         self._bytes.hold(-transaction.size_bytes)
 
     def _delete(self, function: Callable[..., None], *args: Any) -> asyncio.Future[None]:
-        """Delete files in the background; what is left over is found at the next start."""
+        """Delete files in the background; the next start deletes remaining files."""
         deleting = asyncio.ensure_future(self._runtime.run(function, *args))
         self._deleting.add(deleting)
 
@@ -594,7 +597,7 @@ class TableTransactions:
 
 
 def _raise_failure(commit: asyncio.Task[CommitResult]) -> None:
-    """Raise anew what a commit that has ended failed with: each of its callers raises its own."""
+    """Raise a copy of a finished commit's error: each caller raises an instance of its own."""
     error = commit.exception()
     if isinstance(error, StreamhouseError):
         raise type(error)(error.message)
