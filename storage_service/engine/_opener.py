@@ -1,9 +1,9 @@
 """From a table's description to the running table: recover logs and rows, load the lake state.
 
-A table may begin with the lake it had elsewhere: its log starts where the lake ends. Then its id is
-durable first, the lake tables become this table's, its directory is filled, and at last
-service.json names it. A crash before that leaves no table, and lake tables that can be adopted
-again; nothing was written to them but whose they are.
+A table may begin with an existing lake: the log starts at the end of the lake. Then the table id
+becomes durable first, the table owns the lake tables, the directory is filled, and at last
+service.json names the table. An earlier crash leaves no table, and lake tables that can be adopted
+again: only their owner was written.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _OpenBucket(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewTable:
-    """A table whose directory is there, and that gets the rest of its files when it is opened."""
+    """A table with a directory; opening makes the remaining files."""
 
     info: TableInfo
     lake: LakeState
@@ -126,7 +126,9 @@ class TableOpener:
         self._recovery = recovery
 
     async def create(self, new: NewTable) -> OpenTable:
-        """Make a table's files and return it; raises as `open`. It is no table yet on disk."""
+        """Make a table's files and return the table, which is not listed on disk yet; raises as
+        `open`.
+        """
         await self._runtime.run(self._make_files, new)
         return await self._open(new.info, new.lake, is_new=True)
 
@@ -151,7 +153,7 @@ class TableOpener:
         ).create(new.lake.truncated_offsets, new.truncated_at_us)
 
     async def _open(self, info: TableInfo, lake: LakeState, *, is_new: bool) -> OpenTable:
-        """Open a table; if `is_new`, some of its files may never have been made."""
+        """Open a table; with `is_new` some files may be missing."""
         pins = await self._runtime.run(self._load_pins, info)
         consumers = await self._runtime.run(self._load_consumers, info)
         sidecars = await self._runtime.run(self._load_sidecars, info)
@@ -218,7 +220,7 @@ class TableOpener:
         )
 
     async def _check_history(self, table: OpenTable) -> None:
-        """Take note, durably, if the logs are not those that the lake state was saved for."""
+        """Record durably if the logs differ from the logs of the saved lake state."""
         lake = table.lake
         if lake.diverged or lake.snapshot_id is None:
             return
@@ -302,7 +304,7 @@ class TableOpener:
     def _found_rows(
         self, path: Path, open_rows_at: Callable[[Path], KvTablet], info: TableInfo
     ) -> KvTablet | Damage:
-        """Return what is at `path`, or why that is to be made again."""
+        """Return the rows at `path`, or the reason for a rebuild."""
         if info.path in self._recovery.rebuild:
             return Damage("the rows by key are given up by --rebuild")
         damage = damage_of(path)
@@ -319,7 +321,7 @@ class TableOpener:
             ) from error
 
     def lost_rows(self, info: TableInfo, bucket: int, log: LogTablet, lake: LakeState) -> LostRows:
-        """Return what the rows of a bucket can be made again of."""
+        """Return the sources for a rebuild of a bucket's rows."""
         return LostRows(
             path=self._directory.key_rows(info.table_id, bucket),
             open_rows=functools.partial(self._open_rows, info=info, bucket=bucket),
@@ -332,7 +334,7 @@ class TableOpener:
         )
 
     def _open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
-        """Open the rows at `path`, or make them empty; `KeyBucket` brings them up to the log."""
+        """Open the rows at `path`, or make empty rows; `KeyBucket` brings rows up to the log."""
         rows = KvTablet(
             path,
             table_id=info.table_id,
@@ -346,7 +348,7 @@ class TableOpener:
     def _open_tablet(
         self, info: TableInfo, bucket: int, end_offset_min: int, is_new: bool
     ) -> LogTablet:
-        """Open a log; what it has is stored in the replica, too: it may be shown and applied."""
+        """Open a log and store its contents in the replica: all rows may be shown and applied."""
         tablet = LogTablet.open(
             self._directory.bucket(info.table_id, bucket),
             table_id=info.table_id,
@@ -382,26 +384,26 @@ def close_tablets(tablets: Iterable[LogTablet]) -> None:
 
 
 class Adoptable(Protocol):
-    """Lake tables that a table of this service can go on from. Blocking."""
+    """Existing lake tables that can become a table of this service. Blocking."""
 
     @property
     def descriptor(self) -> TableDescriptor:
-        """What the table is."""
+        """The description of the table."""
 
     @property
     def owner_id(self) -> int:
-        """The table id that the lake tables have so far; the new one must be above."""
+        """The table id of the lake tables' present owner; the new id must be larger."""
 
     def take_over(self, table_id: int, *, now_us: int) -> tuple[TableInfo, LakeState]:
-        """Make the lake tables those of the table with this id, and return the table."""
+        """Give the lake tables to the table with this id, and return the table."""
 
 
 def adopt_table(
     find: Callable[[], Adoptable], registry: TableRegistry, directory: DataDirectory, now_us: int
 ) -> NewTable:
-    """Fill the directory of the table that `find` finds, to be opened and added. Blocking.
+    """Fill the directory of the table found by `find`, to be opened and added. Blocking.
 
-    It has no rows in the log.
+    The log of the table is empty.
     """
     found = find()
     registry.check_new(found.descriptor)
@@ -409,14 +411,14 @@ def adopt_table(
 
 
 class TakenOver(NamedTuple):
-    """Lake tables that are a new table's by now, and that table."""
+    """Lake tables owned by a new table, and the new table."""
 
     info: TableInfo
     lake: LakeState
 
 
 def take_over(found: Adoptable, registry: TableRegistry, now_us: int) -> TakenOver:
-    """Make lake tables those of a new table's, which is still to be begun. Blocking."""
+    """Give lake tables to a new table, which begins later. Blocking."""
     table_id = registry.reserve_table_id(above=found.owner_id)
     return TakenOver(*found.take_over(table_id, now_us=now_us))
 
@@ -424,7 +426,7 @@ def take_over(found: Adoptable, registry: TableRegistry, now_us: int) -> TakenOv
 def begin_adopted(
     taken: TakenOver, registry: TableRegistry, directory: DataDirectory, now_us: int
 ) -> NewTable:
-    """Fill the directory of the table that has taken lake tables over. Blocking."""
+    """Fill the directory of the new owner of lake tables. Blocking."""
     info, lake = taken
     table_id = info.table_id
     registry.make_directory(info)

@@ -1,7 +1,7 @@
-"""Who may write to a table: any number of writes at once, or one transaction that commits, alone.
+"""Access for writes to a table: any number of writes together, or a single commit alone.
 
-Event loop only. First come, first served: a commit waits for the writes that are under way, and
-writes that come after it wait for the commit. Writes to other tables know nothing of it.
+Event loop only. First come, first served: a commit waits for the writes under way, and later writes
+wait for the commit. Each table has a separate gate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WriteGate:
         self._stop: StreamhouseError | None = None
 
     async def enter(self) -> None:
-        """Begin a write; `leave` ends it. Raises what `refuse` or `stop` was given."""
+        """Begin a write; `leave` ends the write. Raises the error of `refuse` or `stop`."""
         self.check_open()
         self._check()
         if self._is_held or self._waiting:
@@ -42,14 +42,14 @@ class WriteGate:
             self._writes += 1
 
     def leave(self) -> None:
-        """End a write: its rows are visible, or refused."""
+        """End a write with visible or refused rows."""
         self._writes -= 1
         assert self._writes >= 0
         self._grant()
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Hold the table: within, no other write is under way."""
+        """Hold the table: no write is under way within the context."""
         await self._wait(is_alone=True)
         try:
             yield
@@ -57,7 +57,7 @@ class WriteGate:
             self._release()
 
     def refuse(self, error: StreamhouseError) -> None:
-        """Let nothing through from now on: who waits and who comes gets `error`."""
+        """Refuse all waiting and later callers with `error`."""
         self._refusal = error
         while self._waiting:
             granted = self._waiting.popleft().granted
@@ -65,13 +65,13 @@ class WriteGate:
                 granted.set_exception(_again(error))
 
     def allow(self) -> None:
-        """Take `refuse` back."""
+        """Undo `refuse`."""
         self._refusal = None
 
     def stop(self, error: StreamhouseError) -> None:
-        """Let no write through any more, for good: who waits and who comes gets `error`.
+        """Refuse all waiting and later writes for good, with `error`.
 
-        What holds the table alone and writes nothing new, such as a backup, goes on.
+        Callers that hold the table alone without new writes, such as a backup, continue.
         """
         self._stop = error
         for waiting in [waiting for waiting in self._waiting if not waiting.is_alone]:
@@ -80,7 +80,7 @@ class WriteGate:
                 waiting.granted.set_exception(_again(error))
 
     def resume(self) -> None:
-        """Take `stop` back."""
+        """Undo `stop`."""
         self._stop = None
 
     @property
@@ -89,7 +89,7 @@ class WriteGate:
         return self._stop is not None
 
     def check_open(self) -> None:
-        """Raise what `stop` was given."""
+        """Raise the error of `stop`."""
         if self._stop is not None:
             raise _again(self._stop)
 

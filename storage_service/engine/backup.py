@@ -1,14 +1,14 @@
-"""Staging a backup: a directory with everything a service needs to start as it was at one moment.
+"""Staging a backup: a directory with everything a service needs to start from one moment's state.
 
-Of a running service tables are put there one after the other, each as one consistent cut of all its
-buckets. The order matters, because the parts move while they are copied:
+Tables of a running service are staged one after the other, each as a consistent cut of all its
+buckets. The order matters, because the parts change during the copy:
 
-1. the lake states, then the lake's catalog: what a table has registered is in the catalog's copy
-2. a table's rows by key: they may be older than its log, which brings them up to date at the start
-3. its transactions, and where its log ends at that moment: while neither changes
-4. its log up to there, last: it has every row that the others know of
+1. the lake states, then the lake's catalog: the catalog's copy has every registered snapshot
+2. a table's rows by key: older rows are brought up to date from the log at the start
+3. the table's transactions and the ends of its logs, at one moment without changes
+4. the logs up to these ends, last: the logs have every row mentioned by the other parts
 
-The caller sees to it that no table is created or dropped and no segment deleted meanwhile.
+The caller prevents the creation and the drop of tables and the deletion of segments meanwhile.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _NEVER_CHANGE: Final = {".index", ".writers", ".sst"}
 
 
 def clear_staging(directory: DataDirectory) -> None:
-    """Remove what a backup has left; nothing there is fine."""
+    """Remove the leftovers of a backup, if any."""
     shutil.rmtree(directory.path / STAGING, ignore_errors=True)
 
 
 def already_staged(staged: Path) -> AlreadyExistsError:
-    """Return the error that something is at `staged`, where a backup would be put together."""
+    """Return the error for an existing entry at `staged`, the place of the backup."""
     return AlreadyExistsError(
         f"another backup is being taken in {staged}, or was broken off; to give it up use"
         " --discard-staged"
@@ -81,12 +81,13 @@ async def stage_running(
     with_lake: bool,
     runtime: Runtime,
 ) -> dict[int, BucketEnds]:
-    """Stage a running service's tables; return what of each is there, by table id.
+    """Stage a running service's tables; return the staged parts by table id.
 
-    Those with the ids `damaged` are not served, so nobody writes to them: they are copied as they
-    are, and are as damaged in the backup.
+    The tables with the ids `damaged` are not served and have no writers: their files are copied as
+    they are, with the damage.
 
-    Raises `AlreadyExistsError` if another backup is staged. After any other error nothing is.
+    Raises `AlreadyExistsError` if another backup is staged. After any other error nothing is
+    staged.
     """
     staged = await runtime.run(_new_staging, directory)
     try:
@@ -109,7 +110,7 @@ async def stage_running(
 
 
 def stage_closed(directory: DataDirectory, *, with_lake: bool) -> None:
-    """Stage the tables of a directory that no service uses; the caller holds its lock."""
+    """Stage the tables of an unused directory; the caller holds its lock."""
     staged = _new_staging(directory)
     try:
         for path in directory.tables.iterdir():
@@ -148,7 +149,7 @@ def _copy_damaged(directory: DataDirectory, staged: DataDirectory, table_id: int
 
 
 def _copy_lake(directory: DataDirectory, staged: DataDirectory) -> None:
-    """Copy the default catalog, as one transaction of it, and link the warehouse's files."""
+    """Copy the default catalog in a single transaction, and link the warehouse's files."""
     source, target = directory.path / "lake", staged.path / "lake"
     target.mkdir()
     catalog = source / "catalog.db"
@@ -183,7 +184,7 @@ async def _stage_table(
 
 
 async def _stage_rows(staged: DataDirectory, table: KeyTable) -> dict[int, int]:
-    """Stage rows by key; return bucket -> up to which offset they are applied."""
+    """Stage rows by key; return the applied offset of each bucket."""
     applied: dict[int, int] = {}
     for bucket, keys in enumerate(table.key_buckets):
         if not keys.is_usable:
@@ -209,7 +210,7 @@ async def _checkpoint(table: KeyTable, keys: KeyBucket, target: Path) -> int:
 
 
 def _link_transactions(directory: DataDirectory, staged: DataDirectory, table_id: int) -> None:
-    """Give a table's transactions second names; their files are replaced, never changed."""
+    """Give a table's transaction files second names; the files are replaced, never changed."""
     source, target = directory.transactions(table_id), staged.transactions(table_id)
     if not source.is_dir():
         return
@@ -244,7 +245,7 @@ def _copy_logs(
 
 
 def _copy_closed(source: Path, target: Path) -> None:
-    """Copy a directory whose files nobody writes; those that never change are linked."""
+    """Copy a directory without writers; immutable files are linked."""
     target.mkdir()
     names = [path.name for path in source.iterdir()]
     sealed = {segment_path(source, base) for base in offsets_of(names, ".log")[:-1]}

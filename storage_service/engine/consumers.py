@@ -122,7 +122,7 @@ class Consumers:
         """Unread rows that retention takes soon, as it found them last."""
 
     async def end(self, error: StreamhouseError) -> None:
-        """Return when no save is running, and forbid later saves: a further report raises `error`."""
+        """Return when no save is running, and forbid later saves: later reports raise `error`."""
         async with self._lock:
             self._end = error
 

@@ -1,11 +1,12 @@
 """Lake pins of one table: promises to readers that a lake snapshot is not expired.
 
 Invariants:
-- a pin is on disk before `pin` returns, and survives a restart with the time it ends
-- a pin that has ended counts for nothing, whether it was removed or not
-- a pin belongs to the token that made it: only its own calls change or end it, so that others need
-  not know its holder's name; those of before tokens were kept end by themselves
-- a table has at most PINS_MAX pins, OWNER_PINS_MAX of one token
+- a pin is on disk before `pin` returns, and survives a restart with its end time
+- an ended pin has no effect, removed or not
+- a pin belongs to the token that made the pin: only calls of the same token change or end the pin,
+  so callers need not avoid each other's holder names. Pins older than tokens simply run out
+- a table has at most PINS_MAX pins, and OWNER_PINS_MAX of a single token
+
 Event loop only; disk writes go to the runtime's threads.
 """
 
@@ -38,9 +39,9 @@ _Key: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakePin:
-    """`holder` reads a snapshot until `expires_timestamp_us`, or until it says otherwise.
+    """`holder` reads a snapshot until `expires_timestamp_us`, unless the pin is ended earlier.
 
-    `owner` is the name of the token that pinned it.
+    `owner` is the name of the pinning token.
     """
 
     owner: str
@@ -69,7 +70,7 @@ class LakePin:
 
 
 class LakePins:
-    """The pins of one table, one a token and holder."""
+    """The pins of one table, by token and holder."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class LakePins:
         pins_max: int = PINS_MAX,
         owner_pins_max: int = OWNER_PINS_MAX,
     ) -> None:
-        """Read the pins in `file`; it need not exist: pins only keep what is there. Blocking."""
+        """Read the pins in `file`, which may be missing: pins only preserve snapshots. Blocking."""
         self._file = file
         self._table = table
         self._runtime = runtime
@@ -91,12 +92,12 @@ class LakePins:
         self._end: StreamhouseError | None = None
 
     async def end(self, error: StreamhouseError) -> None:
-        """Return once no pin is being saved; later saves raise `error`."""
+        """Return when no save is running, and forbid later saves: a further pin raises `error`."""
         async with self._lock:
             self._end = error
 
     def go_on(self) -> None:
-        """Allow pins again after `end`."""
+        """Accept pins again after `end`."""
         self._end = None
 
     def current(self) -> list[LakePin]:
@@ -106,13 +107,13 @@ class LakePins:
         return sorted(alive, key=lambda pin: (pin.owner, pin.holder))
 
     async def pin(self, holder: str, *, owner: str, snapshot_id: int, ttl_ms: int) -> LakePin:
-        """Promise `holder` the snapshot for `ttl_ms`; replaces the holder's pin, if it has one.
+        """Promise `holder` the snapshot for `ttl_ms`; replaces an earlier pin of the holder.
 
-        A holder is one of `owner`'s: those of other owners may have the same name.
+        Holder names are separate for each owner.
 
         Raises:
-            InvalidRequestError: the holder's name or the time is not a possible one.
-            OverloadedError: the table, or this owner, has as many pins as it may have.
+            InvalidRequestError: the holder's name or the time is not allowed.
+            OverloadedError: the table, or this owner, has too many pins.
         """
         _check_holder(holder, table=self._table)
         if not 0 < ttl_ms <= TTL_MS_MAX:
@@ -134,9 +135,9 @@ class LakePins:
             return added
 
     async def unpin(self, holder: str, *, owner: str, of_others: bool = False) -> None:
-        """End the holder's pin; having none is fine.
+        """End the holder's pin, if any.
 
-        `of_others`: if `owner` has none, those of others by that name are ended.
+        With `of_others` pins of further owners are ended if `owner` has none of the name.
         """
         _check_holder(holder, table=self._table)
         async with self._lock:

@@ -1,9 +1,9 @@
-"""All tables of one service as they run: opening, creating, dropping, appending, publishing.
+"""All running tables of one service: opening, creating, dropping, appending, publishing.
 
 Invariants:
-- tables, high watermarks and lake states change on the event loop only; what the disk needs is
-  done on worker threads first, so a change is durable before anybody sees it
-- changes of the set of tables, and of which files there are, happen one at a time
+- tables, high watermarks and lake states change only on the event loop; worker threads write to
+  disk first, so every visible change is durable
+- changes of the set of tables and of the set of files happen one at a time
 """
 
 from __future__ import annotations
@@ -160,11 +160,11 @@ class TabletManager:
     ) -> TabletManager:
         """Lock the data directory and recover every table; all acknowledged rows are visible.
 
-        A `directory` that is open already becomes the manager's. With a journal that records what
-        its filesystem does, `replication` says who waits for that.
+        An open `directory` becomes the manager's. With a journal of the filesystem's changes,
+        `replication` tells which writes wait for the journal.
 
-        A table that cannot be opened is damaged, and the others are served, unless the
-        configuration is strict. One of several shards has its `names` in their directory.
+        A table that cannot be opened is damaged; the remaining tables are served, unless the
+        configuration is strict. A shard among several has its `names` in their directory.
         """
         recovery = recovery or KeyRecovery()
         is_journalled = directory is not None
@@ -215,7 +215,7 @@ class TabletManager:
         return manager
 
     async def _open_known(self, info: TableInfo) -> None:
-        """Open a table that was there before; one that cannot be is set out of use."""
+        """Open an existing table; a table that cannot be opened is set aside as damaged."""
         table = None
         try:
             table = await self._opener.open(info)
@@ -240,17 +240,19 @@ class TabletManager:
 
     @property
     def service_id(self) -> str:
-        """The id of the data directory."""
+        """The id of the data directory, made at its creation."""
         return self.registry.service_id
 
     @property
     def may_lose_rows(self) -> bool:
-        """Whether rows are shown that would be lost with this machine, though others go on."""
+        """Whether readers see rows that a loss of this machine would remove while the service goes
+        on.
+        """
         return self._committer.shows_unstored
 
     @property
     def queued_bytes(self) -> int:
-        """The appended bytes waiting for the disk."""
+        """Appended bytes waiting for the disk."""
         return self._committer.queued_bytes
 
     # -- databases and tables ------------------------------------------------------------------
@@ -274,29 +276,29 @@ class TabletManager:
         return tuple(self._tables.values())
 
     def list_tables(self, database: str | None) -> list[TablePath]:
-        """The paths of all tables, or of one database's, sorted; damaged ones too."""
+        """The paths of all tables, or of a database's tables, sorted, with damaged tables."""
         return self.registry.paths(database)
 
     def has_table(self, path: TablePath) -> bool:
-        """Whether there is such a table; a damaged one is one, too."""
+        """Whether a table of this name exists, damaged or not."""
         return self.registry.has(path)
 
     @property
     def strangers(self) -> list[str]:
-        """A sentence for everything among the tables' directories that is none, and stays."""
+        """A sentence for each foreign entry among the tables' directories; foreign entries stay."""
         return self.registry.strangers
 
     def damaged_tables(self) -> list[DamagedTable]:
-        """The tables that cannot be served, sorted by path."""
+        """The damaged tables, sorted by path."""
         return self.registry.damaged()
 
     async def release_names(self) -> None:
-        """Release the names of dropped tables that the other shards could not be told of then."""
+        """Release the names of dropped tables that the directory of shards still has."""
         async with self.runtime.changing_files:
             await self.runtime.run(self.registry.release_names)
 
     def table(self, path: TablePath) -> OpenTable:
-        """Return a table; raises as the registry does, `UnavailableError` if it is not open now."""
+        """Return a table; raises as the registry does, `UnavailableError` for a closed table."""
         table = self._tables.get(path)
         if table is None:
             self._check_not_away(path)
@@ -306,7 +308,7 @@ class TabletManager:
         return table
 
     def check_open(self, table: OpenTable) -> None:
-        """Raise `TableNotFoundError` if `table` was dropped, `UnavailableError` if it is moved."""
+        """Raise `TableNotFoundError` for a dropped table, `UnavailableError` for a moved table."""
         if table.is_dropped:
             self._check_not_away(table.path)
             now = self._tables.get(table.path)
@@ -321,7 +323,7 @@ class TabletManager:
             raise UnavailableError(self.away[path].why.message)
 
     async def create_table(self, descriptor: TableDescriptor) -> OpenTable:
-        """Create a table with empty logs; it is durable when it is returned."""
+        """Create a table with empty logs; durable on return."""
         async with self.runtime.changing_files:
             prepare = functools.partial(
                 self.registry.prepare_table, created_at_us=self.runtime.clock_us()
@@ -331,7 +333,7 @@ class TabletManager:
             return await self._open_new(NewTable(info, nothing))
 
     async def adopt_table(self, find: Callable[[], Adoptable]) -> OpenTable:
-        """Create the table whose lake `find` finds, as `adopt_table`; durable when returned."""
+        """Create the table of the lake found by `find`, as `adopt_table`; durable on return."""
         async with self.runtime.changing_files:
             run = self.runtime.run(
                 adopt_table, find, self.registry, self.directory, self.runtime.clock_us()
@@ -339,11 +341,11 @@ class TabletManager:
             return await self._open_new(await run)
 
     async def replace_by_lake(self, table: OpenTable, find: Callable[[], Adoptable]) -> OpenTable:
-        """Go on with the lake that `find` finds in place of a table; that one's files are kept.
+        """Replace a table by the lake found by `find`; the former table's files are kept.
 
-        First the lake is the new table's, then the old one's directory has another name, then the
-        new one begins. A crash after the first step leaves the old table, after the second none:
-        adopting again completes it either way.
+        First the new table owns the lake, then the old directory gets another name, then the new
+        table begins. A crash after the first step leaves the old table, after the second step no
+        table; a repeated adoption completes both.
         """
         async with self.runtime.changing_files:
             self.check_open(table)
@@ -384,7 +386,7 @@ class TabletManager:
             return info
 
     async def alter_partitioning(self, path: TablePath, fields: Sequence[str]) -> TableInfo:
-        """Change the lake partitioning of rows that are tiered from now on."""
+        """Change the lake partitioning of rows tiered from now on."""
         async with self.runtime.changing_files:
             alter = functools.partial(self.registry.alter_partitioning, path, fields)
             table = self.table(path)
@@ -395,7 +397,7 @@ class TabletManager:
     async def alter_schema(
         self, path: TablePath, changes: Sequence[Mapping[str, Any]]
     ) -> TableInfo:
-        """Change the schema, all changes or none; rows already written stay as they are."""
+        """Change the schema, all changes or none; stored rows stay unchanged."""
         async with self.runtime.changing_files:
             table = self.table(path)
             alter = functools.partial(self.registry.alter_schema, path, changes)
@@ -408,7 +410,9 @@ class TabletManager:
             return table.info
 
     async def drop_table(self, path: TablePath) -> None:
-        """Drop a table with that of its rejected rows: at once for all, durably, files deleted."""
+        """Drop a table and its table of rejected rows, durably, for all callers at once, with all
+        files.
+        """
         async with self.runtime.changing_files:
             tables = [self.table(path), *self._companions(path)]
             async with self._leaving_for_good(tables):
@@ -418,7 +422,7 @@ class TabletManager:
                 await self.runtime.run(self.registry.purge, table.info.table_id)
 
     def _companions(self, path: TablePath) -> list[OpenTable]:
-        """Return the table of a table's rejected rows, if there is one that can be used."""
+        """Return the table of a table's rejected rows, if usable."""
         companion = companion_of(path)
         if companion is None:
             return []
@@ -447,7 +451,7 @@ class TabletManager:
     # -- tables that move to another shard, or come from one; see `table_moves.py` ----------------
 
     def readable(self, path: TablePath) -> OpenTable:
-        """Return a table for who only reads: it may be one whose files must not change."""
+        """Return a table for reads only: the files of the table may be frozen."""
         return self._leaving.get(path) or self.table(path)
 
     def check_readable(self, table: OpenTable) -> None:
@@ -460,24 +464,24 @@ class TabletManager:
         return not table.is_dropped or self._leaving.get(table.path) is table
 
     def hide(self, table: OpenTable, why: UnavailableError) -> None:
-        """Let `table` be only read, until `end_reads`; who wants anything else gets `why`."""
+        """Allow only reads of `table`, until `end_reads`; all other calls raise `why`."""
         self.away[table.path], self._leaving[table.path] = Away(why, table.info), table
         self._remove(table)
         self.tiering.forget(table)
 
     def end_reads(self, table: OpenTable) -> None:
-        """Let nobody read a table that is frozen; what was asked before is still answered."""
+        """Forbid new reads of a frozen table; reads under way are still answered."""
         if self._leaving.get(table.path) is table:
             del self._leaving[table.path]
             table.wakeups.wake_all()
 
     async def put_back(self, info: TableInfo) -> None:
-        """Serve a table that was frozen and closed by `give_up`."""
+        """Serve a frozen table that `give_up` has closed."""
         if info.path in self.away:
             await self.show(None, info)
 
     async def open_arrived(self, info: TableInfo) -> OpenTable:
-        """Open a table whose files have come; it is not served before `show`."""
+        """Open a table with complete files; `show` makes the table served."""
         table = await self._opener.open(info)
         try:
             await self.transactions.open(table)
@@ -487,14 +491,14 @@ class TabletManager:
         return table
 
     async def give_up(self, table: OpenTable) -> None:
-        """Close a table that was opened and is not served: what works for it, then its logs."""
+        """Close an open table that is not served: first the work for the table, then the logs."""
         await self.transactions.forget(table)
         await table.stop(flush=False)
         self._deferred.difference_update(table.tablets)
         await self.runtime.run(close_tablets, table.tablets)
 
     async def show(self, table: OpenTable | None, info: TableInfo) -> None:
-        """Serve a table of this shard that was opened before; None: open it, away until then."""
+        """Serve an opened table of this shard; with None the table is away until opened."""
         try:
             if table is None:
                 return await self._open_known(info)
@@ -503,7 +507,7 @@ class TabletManager:
             self.away.pop(info.path, None)
 
     async def drop_damaged(self, path: TablePath) -> None:
-        """Drop a table that cannot be served, and its rejected rows; the files of both stay."""
+        """Drop a damaged table and its table of rejected rows; the files of both stay."""
         async with self.runtime.changing_files:
             companions = self._companions(path)
             set_aside = functools.partial(self.registry.set_aside, is_free=True)
@@ -544,7 +548,7 @@ class TabletManager:
         self._loop.call_soon_threadsafe(self._publish, group)
 
     def _publish(self, group: CommitGroup) -> None:
-        """Make a commit group visible in one step, then wake who waits for any of it."""
+        """Make a commit group visible in one step, then wake the waiting readers."""
         group.complete(deferred=self._deferred)
         times = group.times
         seconds = times.synced_s - times.begun_s
@@ -558,12 +562,12 @@ class TabletManager:
             table.wakeups.wake(buckets)
 
     def wake_all(self) -> None:
-        """Wake everybody who waits for rows."""
+        """Wake all waiting readers."""
         for table in self._tables.values():
             table.wakeups.wake_all()
 
     async def close(self) -> None:
-        """Commit what is queued, close all logs, unlock the directory."""
+        """Commit the queued units, close all logs, unlock the directory."""
         self.mending.stop()
         await self.upkeep.stop()
         await self.transactions.stop()

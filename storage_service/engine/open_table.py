@@ -1,7 +1,8 @@
-"""One table as it runs: the logs of the buckets, the lake state and the waiting readers.
+"""A running table: the buckets' logs, the lake state and the waiting readers.
 
-Owned by the event loop: `info`, `lake` and `is_dropped` change only there, and high watermarks are
-published only there, so what is read between two awaits is one consistent cut.
+Owned by the event loop: `info`, `lake` and `is_dropped` change only on the loop, and high
+watermarks are published only on the loop. Values read between two awaits are therefore a consistent
+cut.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ _READERS_FIRST_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """Where the rows of one write are: bucket -> (start, end).
+    """The offsets of the rows of one write: bucket -> (start, end).
 
-    Of an upsert or delete these are its changes; a bucket in which nothing changed has an empty
-    range.
+    For an upsert or delete these are the offsets of the changes; a bucket without a change has an
+    empty range.
     """
 
     ranges: Mapping[int, tuple[int, int]]
@@ -61,9 +62,9 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A table on its way from one shard to another: why nobody serves it, and what it is.
+    """A table on its way from one shard to another: the reason and the table's description.
 
-    `info` is None where a process has begun since, which has not read it yet.
+    `info` is None in a process that started meanwhile and has not read the description.
     """
 
     why: UnavailableError
@@ -71,7 +72,7 @@ class Away:
 
 
 class OpenTable(abc.ABC):
-    """What log tables and primary key tables have in common."""
+    """The common parts of log tables and primary key tables."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class OpenTable(abc.ABC):
         return sidecar
 
     def keep_lake(self, lake: LakeState) -> None:
-        """Go on with a lake state that is durable; one that has diverged ends all writes."""
+        """Continue with a durable lake state; a diverged lake ends all writes."""
         self.lake = lake
         if lake.diverged:
             self.gate.stop(HistoryDivergedError(lake.diverged))
@@ -138,9 +139,9 @@ class OpenTable(abc.ABC):
             self.gate.resume()
 
     def check_versions(self, batches: Sequence[RoutedBatch]) -> None:
-        """Raise unless rows have a version of the schema that the table has; for who writes them.
+        """Raise unless rows about to be written have a schema version of the table.
 
-        They may have been made for columns that were replaced since.
+        Rows may have been made for columns that were replaced since.
         """
         known = self.info.schema_versions
         if any(batch.schema_id not in known for batch in batches):
@@ -150,7 +151,7 @@ class OpenTable(abc.ABC):
             )
 
     def tablet(self, bucket: int) -> LogTablet:
-        """Return the log of `bucket`; raises `BucketNotFoundError` naming the valid ones."""
+        """Return the log of `bucket`; raises `BucketNotFoundError` with the valid buckets."""
         if not 0 <= bucket < len(self.tablets):
             raise BucketNotFoundError(
                 f"table '{self.path}' has no bucket {bucket}; its buckets are"
@@ -159,7 +160,7 @@ class OpenTable(abc.ABC):
         return self.tablets[bucket]
 
     def positions(self) -> dict[int, BucketPositions]:
-        """Return where every bucket stands: one consistent cut."""
+        """Return the positions of all buckets: one consistent cut."""
         tiered = self.lake.tiered_offsets
         return {
             bucket: BucketPositions(
@@ -173,7 +174,9 @@ class OpenTable(abc.ABC):
         }
 
     def truncate(self, offsets: Mapping[int, int], *, timestamp_us: int) -> None:
-        """End the life of all rows below `offsets`; in one step with what replaces them."""
+        """End the life of all rows below `offsets`, in one step with the publication of the new
+        rows.
+        """
         for bucket, offset in offsets.items():
             self.tablets[bucket].truncate(offset)
             self.truncated_offsets[bucket] = max(self.truncated_offsets.get(bucket, 0), offset)
@@ -182,17 +185,17 @@ class OpenTable(abc.ABC):
 
     @property
     def is_truncation_pending(self) -> bool:
-        """Whether the lake has rows that were overwritten."""
+        """Whether the lake has overwritten rows."""
         is_known = self.lake.truncated_offsets == self.truncated_offsets
         return self.lake.snapshot_id is not None and not is_known
 
     def readers(self) -> list[Consumer]:
-        """Return the consumers that have said within their time how far they are."""
+        """Return the consumers with a recent report."""
         return self.consumers.current(self.properties.log_consumers_ttl_ms)
 
     @property
     def is_log_kept_in_lake(self) -> bool:
-        """Whether the lake has every row that has left the log, for readers that look there."""
+        """Whether the lake has every row that has left the log, for readers of old rows."""
         if self.info.is_primary_key_table:
             return self.properties.datalake_changelog
         return self.properties.datalake_enabled
@@ -202,13 +205,14 @@ class OpenTable(abc.ABC):
         return TableState(table=self.info, positions=self.positions(), lake=self.lake)
 
     def next_spread_bucket(self, count: int) -> int:
-        """Return the bucket at which spreading `count` parts starts, going round."""
+        """Return the first bucket for spreading `count` parts, round robin."""
         bucket = self._next_spread_bucket
         self._next_spread_bucket = (bucket + count) % len(self.tablets)
         return bucket
 
     def oldest_untiered_us(self) -> int | None:
-        """Return when the oldest change that the lake does not have was made; None if it has all.
+        """Return the time of the oldest change missing from the lake; None if the lake has all
+        changes.
 
         As `untiered_since_us`; an overwrite is a change, too.
         """
@@ -218,9 +222,9 @@ class OpenTable(abc.ABC):
         return min(times, default=None)
 
     def untiered_since_us(self) -> dict[int, int]:
-        """Return bucket -> when its oldest row that the lake does not have was written.
+        """Return the write time of each bucket's oldest row missing from the lake.
 
-        Reads one batch a bucket, on any thread, and each batch only once: call it off the event
+        Reads a batch of each bucket, on any thread, and each batch only once: call off the event
         loop unless `is_age_known`.
         """
         times = {}
@@ -234,7 +238,7 @@ class OpenTable(abc.ABC):
 
     @property
     def known_untiered_since_us(self) -> int | None:
-        """As `oldest_untiered_us`, of the rows whose age was read before: nothing is read."""
+        """As `oldest_untiered_us`, for rows with known ages: reads nothing."""
         known = (
             (offset, *self._untiered_since.get(bucket, (-1, 0)))
             for bucket, offset in self._first_untiered()
@@ -243,14 +247,14 @@ class OpenTable(abc.ABC):
 
     @property
     def is_age_known(self) -> bool:
-        """Whether `oldest_untiered_us` has nothing to read."""
+        """Whether `oldest_untiered_us` reads nothing."""
         return all(
             self._untiered_since.get(bucket, (-1, 0))[0] == offset
             for bucket, offset in self._first_untiered()
         )
 
     def _first_untiered(self) -> list[tuple[int, int]]:
-        """(bucket, first offset outside the lake) of the buckets that have one."""
+        """The buckets with rows missing from the lake, each with the first missing offset."""
         return [
             (bucket, offset)
             for bucket, tablet in enumerate(self.tablets)
@@ -261,7 +265,7 @@ class OpenTable(abc.ABC):
 
     @property
     def lacks_batch_rows(self) -> bool:
-        """Whether the table has a batch layout, and that has other rows than are visible."""
+        """Whether the table has a batch layout with other rows than the visible rows."""
         if not self.info.properties().has_batch_layout:
             return False
         batch = self.lake.batch
@@ -285,41 +289,41 @@ class OpenTable(abc.ABC):
     @property
     @abc.abstractmethod
     def row_count(self) -> int:
-        """How many rows a read of the whole table finds."""
+        """The number of rows in a read of the whole table."""
 
     @property
     def key_folders(self) -> Sequence[Path]:
-        """Where rows by key are, of a table that has any."""
+        """The directories of rows by key; empty without a primary key."""
         return ()
 
     @property
     def failures(self) -> list[str]:
-        """Why rows by key are out of use; none of them if there are none."""
+        """The reasons why rows by key are out of use; empty without failures."""
         return []
 
     @property
     def can_store(self) -> bool:
-        """Whether what is stored in any bucket may succeed before a restart."""
+        """Whether a write to any bucket may succeed before a restart."""
         return not any(tablet.is_read_only for tablet in self.tablets)
 
     @property
     def logs_of_writers(self) -> Sequence[LogTablet]:
-        """The logs that commit groups do not publish: a writer of the table's own does."""
+        """The logs published by the table's own writer instead of commit groups."""
         return ()
 
     @abc.abstractmethod
     def check_writable(self, bucket: int) -> None:
-        """Raise if a write to the bucket would be refused until a restart."""
+        """Raise if the bucket refuses writes until a restart."""
 
     async def end_saves(self, why: StreamhouseError) -> None:
-        """Return once no pin, consumer or sidecar is being saved; later saves raise `why`."""
+        """Return when no pin, consumer or schema is being saved; `why` refuses later saves."""
         await self.lake_pins.end(why)
         await self.consumers.end(why)
         for sidecar in self._sidecars.values():
             await sidecar.end(why)
 
     def go_on_saving(self) -> None:
-        """Allow saves again after `end_saves`."""
+        """Accept pins, reports and schemas again after `end_saves`."""
         self.lake_pins.go_on()
         self.consumers.go_on()
         for sidecar in self._sidecars.values():
@@ -327,23 +331,25 @@ class OpenTable(abc.ABC):
 
     @abc.abstractmethod
     async def settle(self) -> None:
-        """Return when the writes whose callers have gone are done; for who holds the gate."""
+        """Return when all accepted writes are done, also without their callers; for the holder of
+        the gate.
+        """
 
     @abc.abstractmethod
     async def stop(self, *, flush: bool) -> None:
-        """Stop the writer of the table, so that the logs can be closed."""
+        """End the table's writers before the logs are closed."""
 
     async def follow(self) -> None:
-        """Write by the properties that the table has from now on."""
+        """Write with the table's current properties from now on."""
         for tablet in self.tablets:
             tablet.change_segment_bytes_max(self.properties.log_segment_bytes)
 
     @abc.abstractmethod
     async def forgettable(self, bucket: int, *, timestamp_us_before: int) -> int:
-        """Return below which offset rows may leave the log, if they are older than that."""
+        """Return the offset below which older rows may leave the log."""
 
     def _covered_by_lake(self, bucket: int) -> int:
-        """Return below which offset the lake has all that it is to have of the bucket's rows."""
+        """Return the offset below which the lake has all required rows of the bucket."""
         lake, properties = self.lake, self.properties
         end = min(self.tablets[bucket].high_watermark, lake.tiered_offsets.get(bucket, 0))
         if properties.datalake_changelog:
@@ -354,7 +360,7 @@ class OpenTable(abc.ABC):
 
     @property
     def untiered_rows(self) -> int:
-        """Visible rows that the lake does not have."""
+        """The number of visible rows missing from the lake."""
         return sum(
             at.high_watermark - max(at.tiered_offset, at.truncated_offset)
             for at in self.positions().values()
@@ -362,13 +368,13 @@ class OpenTable(abc.ABC):
 
 
 class LogTable(OpenTable):
-    """A table without a primary key: rows as they were appended."""
+    """A table without a primary key: rows in the order of their appends."""
 
     async def append(self, batches: Sequence[RoutedBatch], *, submit: Submit) -> Appended:
-        """Append all batches or none; they are durable and visible on return.
+        """Append all batches or none; durable and visible on return.
 
-        Once submitted the append happens, whatever becomes of the caller. A transaction of the
-        table that is being committed comes first.
+        A submitted append happens without its caller. A commit of a transaction in the table goes
+        first.
         """
         if not batches:
             return Appended(ranges={}, timestamp_us=clock_us())
@@ -412,7 +418,7 @@ class LogTable(OpenTable):
 
     @property
     def row_count(self) -> int:
-        """How many rows were neither overwritten nor have expired."""
+        """The number of rows neither overwritten nor expired."""
         return sum(at.high_watermark - at.first_offset for at in self.positions().values())
 
     def check_writable(self, bucket: int) -> None:
@@ -424,13 +430,15 @@ class LogTable(OpenTable):
             )
 
     async def settle(self) -> None:
-        """There is nothing to wait for: a write has left the gate when it is visible."""
+        """Return at once: a write leaves the gate when its rows are visible."""
 
     async def stop(self, *, flush: bool) -> None:
-        """There is nothing to end: the commit thread serves all tables."""
+        """Do nothing: the commit thread serves all tables."""
 
     async def forgettable(self, bucket: int, *, timestamp_us_before: int) -> int:  # noqa: ARG002
-        """Return below which offset rows may leave the log: without a lake all, by age alone."""
+        """Return the offset below which rows may leave the log: without a lake the age alone
+        counts.
+        """
         if self.properties.datalake_enabled:
             return self._covered_by_lake(bucket)
         return self.tablets[bucket].high_watermark

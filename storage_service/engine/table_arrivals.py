@@ -1,7 +1,7 @@
-"""Tables that come to this shard from another, round by round; see `table_moves.py`.
+"""Tables that arrive from another shard, round by round; see `table_moves.py`.
 
-Until `is_ready` is durable this shard may give a table up by itself: the source decides only for
-who has said so. After that it waits for what the source has decided. Event loop only.
+Before a durable `is_ready` this shard may abandon a table by itself: the source decides only in
+favour of a ready shard. Afterwards this shard waits for the decision. Event loop only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SILENCE_S_MAX: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the source asks for: all rounds so far, and with `is_whole` to be ready."""
+    """The source's request: all rounds so far, and with `is_whole` readiness."""
 
     ticket: MoveTicket
     rounds: int
@@ -52,7 +52,7 @@ class Asked:
 
 @dataclass(slots=True)
 class _Coming:
-    """A table that is being fetched; `table` once it is open and ready."""
+    """A table being fetched; `table` once the table is open and ready."""
 
     ticket: MoveTicket
     asked_s: float
@@ -86,7 +86,7 @@ class TableArrivals:
                 self._set_away(arrival.ticket, None)
 
     async def close(self) -> None:
-        """End what is under way; the next start goes on."""
+        """End the present fetches; the next start continues them."""
         for coming in tuple(self._coming.values()):
             if coming.task is not None:
                 coming.task.cancel()
@@ -95,10 +95,10 @@ class TableArrivals:
                 await self._manager.give_up(coming.table)
 
     async def receive(self, asked: Asked, *, wait_s: float) -> bool:
-        """Fetch a table, or serve it if that was decided; return whether that is done.
+        """Fetch a table, or serve a table given to this shard; return whether the work is done.
 
-        May be repeated, and is by the source until it is done. Raises if the table cannot come, and
-        then nothing of it is here.
+        The source repeats the call until the work is done. Raises if the table cannot arrive; then
+        no file of the table is left.
         """
         ticket, moves = asked.ticket, self._registry.moves
         if ticket.target != self._names.shard:
@@ -125,7 +125,9 @@ class TableArrivals:
         return await self._fetched(asked, coming, wait_s)
 
     async def _replace(self, ticket: MoveTicket) -> bool:
-        """Give up a table that is not ready, for another move of it; return whether it is."""
+        """Abandon an unready table in favour of another move of the table; return whether that was
+        possible.
+        """
         arrival = self._registry.moves.arriving[ticket.table_id]
         coming = self._coming.get(ticket.table_id)
         if arrival.is_ready or (coming is not None and coming.is_busy):
@@ -206,7 +208,7 @@ class TableArrivals:
         _logger.info("event=move_ready table=%s source=%s", ticket.path, ticket.source)
 
     async def look(self) -> None:
-        """Do what was decided and nobody has told this shard of; give up what nobody asks for."""
+        """Carry out decisions without a message to this shard; abandon tables without a request."""
         for arrival in self._registry.moves.arriving.values():
             with contextlib.suppress(StreamhouseError):
                 if not await self._look_at(arrival.ticket) and self._is_forgotten(arrival.ticket):
@@ -218,7 +220,7 @@ class TableArrivals:
         return coming is not None and now_s - coming.asked_s > _SILENCE_S_MAX
 
     async def _look_at(self, ticket: MoveTicket) -> bool:
-        """Do what was decided of a table that may come; return whether anything was."""
+        """Carry out the decision about an arriving table; return whether there was a decision."""
         moves, table_id = self._registry.moves, ticket.table_id
         shard = await self._run(self._names.decided, ticket)
         if shard is None:

@@ -1,4 +1,4 @@
-"""Who waits for new rows of a table, and waking them. Event loop only; nothing ever polls."""
+"""Readers waiting for new rows of a table, and their wakeups. Event loop only, without polling."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ANY_BUCKET: Final = -1
 
 @dataclass
 class WaiterLimit:
-    """How many may wait in the whole service, and how many do."""
+    """The limit and the number of waiting requests of the whole service."""
 
     waiters_max: int
     count: int = 0
 
 
 class Wakeups:
-    """The waiters of one table.
+    """The waiting readers of one table.
 
-    A caller checks its condition and calls `waiter` without awaiting in between, so no wakeup is
+    A caller checks its condition and calls `waiter` without an await in between, so no wakeup is
     lost; a woken caller checks again.
     """
 
@@ -37,9 +37,10 @@ class Wakeups:
         self._waiting: dict[int, set[Watch]] = {}
 
     def waiter(self, bucket: int, *, timeout_s: float | None) -> asyncio.Future[None]:
-        """Return a future that is done when `bucket` changed, the time is up, or all are woken.
+        """Return a future done when `bucket` changes, the time is up, or all waiters are woken.
 
-        Raises `OverloadedError` when too many wait. Awaiting or cancelling it frees its place.
+        Raises `OverloadedError` for too many waiting requests. The end of the future frees the
+        place.
         """
         watch = Watch(self._limit, {self: (bucket,)})
         future = watch.waiter(timeout_s=timeout_s)
@@ -47,16 +48,16 @@ class Wakeups:
         return future
 
     def waiting(self, bucket: int) -> set[Watch]:
-        """Return those who wait for `bucket`, to be added to and taken from."""
+        """Return the mutable set of watches of `bucket`."""
         return self._waiting.setdefault(bucket, set())
 
     def wake(self, buckets: Iterable[int]) -> None:
-        """Wake who waits for one of `buckets` or for any."""
+        """Wake the waiters of `buckets` and the waiters of any bucket."""
         for bucket in (*buckets, ANY_BUCKET):
             self._wake(bucket)
 
     def wake_all(self) -> None:
-        """Wake everybody: the table is gone, or the service stops."""
+        """Wake all waiters: the table is gone, or the service stops."""
         for bucket in tuple(self._waiting):
             self._wake(bucket)
 
@@ -66,13 +67,14 @@ class Wakeups:
 
 
 class Watch:
-    """One who waits for buckets of several tables, as often as it takes, until `close`.
+    """A repeated wait for buckets of several tables, until `close`.
 
-    Buckets that are woken while nobody awaits are not missed: the next `waiter` is done at once.
+    A wakeup between two waits is not lost: the next `waiter` is done at once.
     """
 
     def __init__(self, limit: WaiterLimit, buckets: Mapping[Wakeups, Iterable[int]]) -> None:
-        """Raises `OverloadedError` when too many wait. All tables of a service share `limit`.
+        """Raises `OverloadedError` for too many waiting requests. All tables of a service share
+        `limit`.
 
         Without any bucket only the time wakes.
         """
@@ -95,7 +97,7 @@ class Watch:
         limit.count += 1
 
     def waiter(self, *, timeout_s: float | None) -> asyncio.Future[None]:
-        """Return a future that is done when a bucket is woken, or the time is up."""
+        """Return a future done when a bucket is woken, or the time is up."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         if self._woken:
@@ -107,7 +109,7 @@ class Watch:
         return future
 
     def wake(self, wakeups: Wakeups, bucket: int) -> None:
-        """Be told of a bucket that changed."""
+        """Note a changed bucket."""
         self._woken.add((wakeups, bucket))
         if self._future is not None:
             _finish(self._future)
@@ -118,7 +120,7 @@ class Watch:
         return woken
 
     def close(self) -> None:
-        """Give the place to others. Once."""
+        """Free the place. Call once."""
         self._limit.count -= 1
         for wakeups in self._tables:
             wakeups.count -= 1

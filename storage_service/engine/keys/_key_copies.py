@@ -1,8 +1,7 @@
 """Copies of the rows by key of a running service, for a checkpoint of its journal.
 
-A copy shares its files with the rows; it is made on the thread that writes them. Rows that are not
-usable have none, and neither has a table that is dropped meanwhile: they are made again, from the
-lake or the log.
+A copy shares its files with the rows, and is made on the thread that writes the rows. Unusable rows
+and rows of a table dropped meanwhile get no copy: they are made again from the lake or the log.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _logger = logging.getLogger(__name__)
 def key_copier(
     tables: Callable[[], Iterable[OpenTable]], loop: asyncio.AbstractEventLoop
 ) -> Callable[[Path, Mapping[str, int]], list[KeyCopy]]:
-    """Return `copy_keys` for a thread that is not the event loop's."""
+    """Return `copy_keys` for a thread other than the event loop's."""
 
     def copy(target: Path, known: Mapping[str, int]) -> list[KeyCopy]:
         copying = copy_keys(list(tables()), target, known)
@@ -40,8 +39,8 @@ async def copy_keys(
 ) -> list[KeyCopy]:
     """Copy all rows by key into new directories below `target`.
 
-    `known` are the buckets, by their paths, that were copied before, and up to which offset: those
-    that have not changed since are not copied again.
+    `known` maps the paths of copied buckets to the copied offsets: unchanged buckets are not copied
+    again.
     """
     copies: list[KeyCopy] = []
     for table in tables:

@@ -1,9 +1,9 @@
 """Making damaged rows by key again while the service runs.
 
-A bucket whose rows were found damaged refuses lookups and writes. Its rows are made again aside,
-from changelog and lake, which takes as long as it takes; then, for a moment in which nothing of the
-table is written, they take the place of the damaged ones. What cannot be made again is said once,
-and left to the operator and the next start.
+A bucket with damaged rows refuses lookups and writes. The rows are made again in a separate
+directory, from changelog and lake, for as long as necessary. Then, during a short pause of all
+writes to the table, the new rows replace the damaged rows. A failed rebuild is logged once, and
+left to the operator and the next start.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class KeyMending:
         self._is_idle = asyncio.Event()
 
     def stop(self) -> None:
-        """Let what is under way end soon, with nothing changed."""
+        """End a running rebuild soon, without any change."""
         self._is_stopping = True
 
     async def leave(self, table: OpenTable) -> None:
-        """Return when nothing of a table that is being dropped is touched any more."""
+        """Return when the rebuild no longer touches a table being dropped."""
         assert table.is_dropped
         if self._busy_with is table:
             await self._is_idle.wait()
 
     async def mend(self) -> None:
-        """Make the damaged rows of all tables again, where that is possible."""
+        """Make the damaged rows of all tables again, where possible."""
         for table in [table for table in self._tables() if isinstance(table, KeyTable)]:
             for number, bucket in enumerate(table.key_buckets):
                 given_up = self._given_up.setdefault(table, set())
@@ -138,9 +138,9 @@ class KeyMending:
 
 
 def _check_all_is_shown(table: KeyTable, number: int) -> None:
-    """Raise while the log has changes that are not visible: a transaction, or an unknown outcome.
+    """Raise while the log has hidden changes: a transaction, or an unknown outcome.
 
-    What of them is to be seen only the next start decides.
+    Only the next start decides about hidden changes.
     """
     log = table.tablet(number)
     if log.high_watermark != log.log_end_offset:

@@ -1,13 +1,13 @@
-"""Planning the writes of a round: what each request changes in each bucket, ready for the log.
+"""Planning the writes of a round: the changes of each request in each bucket, ready for the log.
 
-Small requests that are alike are planned together: the same columns, the same types, and not so
-many rows that a plan of its own costs nothing beside them. A plan is for all of them or for none:
-if any is wrong, they are planned one by one, and each is told for itself. Nothing of a refused one
-stays planned, in no bucket.
+Small requests of a kind share a plan: requests with equal columns and types, and so few rows that a
+separate plan would cost more than the rows. A shared plan is all or nothing: if any request is
+wrong, each request is planned separately and gets its own error. Nothing of a refused request stays
+planned, in no bucket.
 
-Few rows that are in memory are planned and applied at once, on whatever thread: it takes about two
-milliseconds, and waits for nothing. So it is with few plans of rows that meet few bytes; where one
-is refused, or each is planned by itself, there may be many.
+Few rows in memory are planned and applied at once, on any thread: about two milliseconds, without
+waiting. The same holds for few plans of rows that meet few bytes; separate plans after a refusal
+may be many.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _SHORT_BYTES: Final = 256 << 10
 
 @dataclass
 class KeyPart:
-    """What became of one request in one bucket; without `write` there is nothing to store.
+    """The result of one request in one bucket; without `write` there is nothing to store.
 
-    Several requests may have parts of one `write`.
+    Several requests may have parts of the same `write`.
     """
 
     bucket: int
@@ -65,7 +65,7 @@ class KeyPart:
 
 @dataclass
 class KeyRequest:
-    """All of it happens or nothing; `parts` has one for each of `writes` once it is planned."""
+    """A request, all or nothing; once planned, `parts` has an entry for each of `writes`."""
 
     writes: Sequence[KeyWrite]
     columns: Sequence[str] | None
@@ -99,7 +99,7 @@ class KeyRequest:
         self.is_published = self.timestamp_us is None
 
     def answer(self, buckets: Sequence[KeyBucket], commit_error: StreamhouseError | None) -> None:
-        """Give the caller the offsets, or the error; nothing for a caller that has gone."""
+        """Give the caller the offsets or the error, unless the caller has gone."""
         if self.done.done():
             return
         if self.error is not None:
@@ -123,7 +123,7 @@ class KeyRequest:
         self.done.set_result(Appended(ranges=ranges, timestamp_us=timestamp_us or clock_us()))
 
     def give_up(self) -> None:
-        """Answer a request that has no answer because of a bug, or because the writer has ended."""
+        """Answer a request without an answer, after a bug or at the end of the writer."""
         if not self.done.done():
             self.done.set_exception(InternalError("the write failed; see the log"))
 
@@ -137,7 +137,9 @@ class KeyPlanner:
         self._frame_bytes_max = frame_bytes_max
 
     def is_short(self, requests: Iterable[KeyRequest]) -> bool:
-        """Whether `SHORT_PLANS` of them, and applying all, take little and wait for no disk."""
+        """Whether `SHORT_PLANS` plans, and applying all requests, take little time and wait for no
+        disk.
+        """
         writes = values = size = 0
         counts: dict[int, int] = {}
         for write in (write for request in requests for write in request.writes):
@@ -163,9 +165,10 @@ class KeyPlanner:
         )
 
     def plan_at_once(self, requests: Sequence[KeyRequest]) -> tuple[bool, Iterator[None] | None]:
-        """Plan as much as takes little time and waits for no disk.
+        """Plan as far as planning takes little time and waits for no disk.
 
-        Returns `is_short`, and the remaining steps of `plan` for a thread, or None after the last.
+        Returns `is_short`, and the remaining steps of `plan` for a thread, or None after the last
+        step.
         """
         is_short = self.is_short(requests)
         steps = self.plan(requests)
@@ -175,9 +178,10 @@ class KeyPlanner:
         return is_short, steps
 
     def plan(self, requests: Sequence[KeyRequest]) -> Iterator[None]:
-        """Give every request its parts, or its error, in steps of one plan; for who has the rows.
+        """Give every request its parts or its error, in steps of one plan; for the holder of the
+        rows.
 
-        Yields before each: what is left may be done on another thread.
+        Yields before each step: a thread may do the remaining steps.
         """
         for together in _together(requests):
             asked = [(write, request) for request in together for write in request.writes]
@@ -195,7 +199,7 @@ class KeyPlanner:
                         break
 
     def take_back(self, requests: Iterable[KeyRequest]) -> None:
-        """Undo the latest `plan`: nothing of it will be in the log."""
+        """Undo the latest `plan`: nothing of the plan will be in the log."""
         first: dict[int, PlannedWrite] = {}
         for request in requests:
             for part in request.parts:
@@ -208,7 +212,7 @@ class KeyPlanner:
             self._buckets[bucket].rows.abort(write)
 
     def _refusal(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> StreamhouseError | None:
-        """Plan all that is asked as one; return what is wrong with it: then nothing is planned."""
+        """Plan these writes together; return the error, if any: then nothing is planned."""
         try:
             self._plan(asked)
         except StreamhouseError as error:
@@ -219,7 +223,9 @@ class KeyPlanner:
         return None
 
     def _plan(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> None:
-        """Plan writes of requests with the same columns as one; raises, and nothing is planned."""
+        """Plan writes of requests with the same columns together; after an error nothing is
+        planned.
+        """
         rows = [bucket.rows for bucket in self._buckets]
         new: list[KeyWrite] = []
         repeated: list[AppendResult | None] = []
@@ -276,7 +282,7 @@ class KeyPlanner:
 
 
 def _together(requests: Sequence[KeyRequest]) -> list[list[KeyRequest]]:
-    """Return the requests in order, those that can be planned together in one list."""
+    """Return the requests in order, with requests of a shared plan in the same list."""
     groups: list[list[KeyRequest]] = []
     rows = 0
     for request in requests:

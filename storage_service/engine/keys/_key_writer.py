@@ -1,36 +1,37 @@
-"""The one writer of a primary key table: what is waiting is planned, stored, applied, published.
+"""The only writer of a primary key table: waiting writes are planned, stored, applied and
+published.
 
-A round takes what waits, and for all of it: plans every write against the rows as they are, appends
-the changes to the logs as one commit unit, applies them to the rows once they are durable, and
-publishes all touched buckets in one step on the event loop. Only then are the callers answered.
+A round (`_key_round.py`) takes the waiting writes, plans them against the present rows, appends all
+changes to the logs as one commit unit, applies the durable changes to the rows, and publishes all
+touched buckets in one step on the event loop. The callers are answered last.
 
-What a caller may rely on:
-- A request is all or nothing: refused means that nothing of it is stored, in no bucket.
-- Its changes become visible at one instant, in all buckets, to fetches; a lookup never shows a
-  change that a fetch cannot return yet (readers wait for publication), nor misses a published one.
-- Writes of one table are applied in one order, the order of their offsets in every bucket.
-- A repeated sequence is answered with its first offsets. A write that changes nothing is not
-  remembered: repeating it has its effect then, once, and its sequence is still the writer's next.
+Promises to callers:
+- A request is all or nothing: nothing of a refused request is stored, in no bucket.
+- The changes become visible to fetches at one instant, in all buckets. A lookup never shows a
+  change before fetches can return the change (readers wait for publication), and never misses a
+  published change.
+- Writes of a table are applied in the order of their offsets, the same order in every bucket.
+- A repeated sequence is answered with its first offsets. A write without changes is not remembered:
+  a repetition takes effect at its own time, and the sequence is still the writer's next.
 
-Who has the rows: the event loop plans and applies what is short, where it is; what is long, and all
-that waits for a disk, is done by a thread. Whoever does it holds the turn, so that two never touch
-the rows at once. What is due after a round (evicting, loading) no answer waits for, but nothing is
-planned before it is done. Only a run that is handed over to RocksDB needs no turn: rounds go on
-beside it until the next is due, which waits for it.
+Access to the rows: the event loop plans and applies short rounds; a thread does long rounds and all
+work that waits for a disk. The holder of the turn alone touches the rows. No answer waits for the
+upkeep after a round (evicting, loading), but the next plan does. Only a run handed over to RocksDB
+needs no turn: rounds continue during the run until the next run is due, which waits for the first.
 
-Two rounds overlap: while one is being synced, the next is planned on top of it. It is submitted
-when the first is known to be durable, never before. If any of that one failed, the next is taken
-back and planned again: what it was planned on is not there. A writer's next batch is in a later
-round than the one before, because the log knows a batch once it is stored; pieces of transactions
-share neither a round nor the time of another.
+Two rounds overlap: the next round is planned while the first is being synced, and is submitted only
+once the first is durable. If anything of the first round failed, the next round is taken back and
+planned again, because the rows under its plan are missing. Successive batches of a writer are in
+different rounds, because the log knows a batch only once the batch is stored. A piece of a
+transaction has a round of its own, and no round overlaps with the piece.
 
-These logs are published here, not by their commit group (`CommitGroup.complete(deferred=...)`),
-which would show changes that cannot be looked up yet. Nobody else appends to them.
+The writer publishes these logs, not their commit group (`CommitGroup.complete(deferred=...)`),
+which would show changes before lookups do. Nothing else appends to these logs.
 
-When the disk fails to sync one of several buckets, the others have their changes: those are applied
-and published, the failed bucket's are taken back, and the caller is told that the outcome is
-unknown, as for log tables. Changes of rows that are found damaged meanwhile are published, too: the
-rows are made again from them.
+When the disk fails to sync some buckets of a round, the changes of the healthy buckets are applied
+and published, the changes of the failed buckets are taken back, and the caller gets an unknown
+outcome, as for log tables. Changes of damaged rows are published as well: the rows are made again
+from these changes.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _QUIET_TURNS: Final = 2
 
 
 class KeyWriter:
-    """Writes to the buckets of one table. Event loop only; `executor` runs what is long."""
+    """Writes to the buckets of one table. Event loop only; `executor` runs long work."""
 
     def __init__(
         self,
@@ -118,14 +119,15 @@ class KeyWriter:
         writer_id: int,
         timestamp_us: int | None = None,
     ) -> asyncio.Future[Appended]:
-        """Store all of `writes`, one a bucket, or nothing; durable and visible once done.
+        """Store all of `writes`, each of a different bucket, or nothing; durable and visible once
+        done.
 
-        Once taken it happens, whatever becomes of the caller.
+        An accepted write happens without its caller.
 
-        With `timestamp_us` it is a piece of a transaction of that time, which `publish_all` will
-        show; until then lookups that meet any of it wait. That is for who holds the table's write
-        gate, after `settle`. Rows of the transaction itself have `TRANSACTION_WRITER`, and a
-        `sequence` that is how many of them the bucket has then; nothing is taken for a repetition.
+        A write with `timestamp_us` is a piece of a transaction of this time: `publish_all` shows
+        the piece, and lookups of its rows wait until then. The caller holds the table's write gate
+        and has called `settle`. Rows of the transaction have `TRANSACTION_WRITER`, and a `sequence`
+        that counts the transaction's rows in the bucket; no piece counts as a repetition.
         """
         if self._is_stopping:
             raise UnavailableError(f"table '{self._table}' is being closed and takes no writes")
@@ -137,29 +139,29 @@ class KeyWriter:
         return done
 
     async def settle(self) -> None:
-        """Return when all writes taken so far are answered."""
+        """Return when all accepted writes are answered."""
         await self.write((), columns=None, writer_id=0)
 
     def publish_all(self) -> None:
-        """Make everything applied visible in one step."""
+        """Make all applied changes visible in one step."""
         for bucket in self._buckets:
             bucket.publish(bucket.rows.applied_offset, row_count=bucket.rows.row_count)
         self._on_published(range(len(self._buckets)))
 
     def load_rows(self) -> None:
-        """Load rows into memory again, because those of a bucket were replaced."""
+        """Load rows into memory again, after the rows of a bucket were replaced."""
         self._is_loading = True
         self._changed.set()
 
     @property
     def waiting_count(self) -> int:
-        """How many writes wait for their turn."""
+        """The number of writes waiting for their turn."""
         return len(self._waiting)
 
     async def on_thread(self, function: Callable[[], _T]) -> _T:
-        """Run `function` on a thread that has the rows meanwhile, between two rounds' steps.
+        """Run `function` on a thread that holds the rows, between the steps of two rounds.
 
-        Once it is the function's turn it runs, whatever becomes of the caller.
+        Once its turn has come, the function runs without its caller.
         """
 
         async def run() -> _T:
@@ -170,7 +172,7 @@ class KeyWriter:
         return await asyncio.shield(self._loop.create_task(run()))
 
     async def stop(self, *, flush: bool) -> None:
-        """Finish what waits, take nothing more, close the rows; stopping twice is harmless."""
+        """Finish the waiting writes, accept no more, close the rows; stopping twice is harmless."""
         self._is_stopping = True
         self._changed.set()
         await asyncio.wait([self._running])
@@ -221,7 +223,7 @@ class KeyWriter:
                 await asyncio.sleep(0)
 
     def _next_requests(self) -> list[KeyRequest]:
-        """Return what of all that waits is planned as one round now; nothing if it is not time."""
+        """Return the waiting requests to be planned as a round now; empty if it is too early."""
         taken: list[KeyRequest] = []
         if self._planned is not None:
             return taken
@@ -245,10 +247,10 @@ class KeyWriter:
         return taken if before is None or is_worth_it else []
 
     def _may_grow(self, requests: Sequence[KeyRequest]) -> bool:
-        """Whether a round of these waits for what the loop's next turn brings.
+        """Whether a round of these requests waits for the requests of the loop's next turn.
 
-        More share its plan and its sync, and nothing idles. Where one round had several the next
-        will, too: it is there when some turns brought nothing, or it is full.
+        More requests share a plan and a sync, and nothing idles. After a round of several requests
+        the next round waits, until some turns bring no request or the round is full.
         """
         count = len(requests)
         self._quiet_turns = 0 if count > self._seen else self._quiet_turns + 1
@@ -257,7 +259,7 @@ class KeyWriter:
         return self._is_shared and not is_full and self._quiet_turns < _QUIET_TURNS
 
     async def _plan(self, requests: Sequence[KeyRequest]) -> None:
-        """Plan the requests that wait first, on top of the round that is stored if there is one."""
+        """Plan the first waiting requests, on top of the round being stored, if any."""
         planned = KeyRound(requests, self._buckets, on_stored=self._changed.set)
         self._planned = planned
         if planned.is_followed:
@@ -273,7 +275,7 @@ class KeyWriter:
             planned.end_stage("plan")
 
     def _store(self) -> None:
-        """Let the planned changes become durable, all as one unit."""
+        """Make the planned changes durable, all as one unit."""
         assert self._planned is not None
         unit = self._planned.unit()
         stored, self._planned = self._planned, None
@@ -287,7 +289,7 @@ class KeyWriter:
             stored.end_commit(CommitOutcome((), error))
 
     async def _finish(self, stored: KeyRound, outcome: CommitOutcome) -> None:
-        """Apply and publish what is durable of a round, and answer it."""
+        """Apply and publish the durable changes of a round, then answer the requests."""
         try:
             if self._planned is not None and outcome.error is not None:
                 await self._plan_again(self._planned.requests)
@@ -311,14 +313,14 @@ class KeyWriter:
                 request.give_up()
 
     async def _plan_again(self, requests: Sequence[KeyRequest]) -> None:
-        """Take back the round that was planned on top of one that failed."""
+        """Take back the round planned on top of a failed round."""
         self._planned = None
         self._waiting.extendleft(reversed(requests))
         async with self._turn:
             self._planner.take_back(requests)
 
     async def _keep_up(self) -> None:
-        """Do what is due in buckets that were written to."""
+        """Do the due upkeep of written buckets."""
         untidy, self._untidy = self._untidy, set()
         buckets = [self._buckets[n] for n in untidy if self._buckets[n].is_usable]
         async with self._turn:
@@ -329,7 +331,7 @@ class KeyWriter:
                 await self._loop.run_in_executor(self._executor, _keep_up, left)
 
     def _begin_run(self, bucket: KeyBucket) -> None:
-        """Hand over what is due, on a thread, while rounds go on. Another has to wait for it."""
+        """Hand over due changes, on a thread, while rounds continue. A further run waits."""
         rows = bucket.rows
         begun = rows.begin_run()
         if begun is None:
@@ -351,7 +353,7 @@ class KeyWriter:
         return sum(bucket.rows.load_some(_LOAD_ROWS) for bucket in self._buckets) > 0
 
     def _give_up(self, error: Exception) -> None:
-        """Let nothing more be written until a restart, after a bug."""
+        """Refuse all writes until a restart, after a bug."""
         for bucket in self._buckets:
             bucket.fail("a write met a bug; the service's log says which")
         self._report(error)

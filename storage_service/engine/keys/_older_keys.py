@@ -23,12 +23,12 @@ async def older_keys(
     until_done: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]] | None = None,
     measured: Callable[[Callable[[], None]], None] | None = None,
 ) -> AsyncGenerator[pa.RecordBatch]:
-    """Yield the keys of `rows` written below `offset`, those of about `bytes_max` of rows a time.
+    """Yield the keys of `rows` written below `offset`, for about `bytes_max` of rows at a time.
 
-    They are those of the first step; what is yielded may be written meanwhile, and may have no
-    keys. Each step has the rows from the writer, by `until_done` if that is given, which may run it
-    again after an error: all begins anew then. On the thread that has the rows `measured`, if that
-    is given, does the step, once it is its turn. `aclose` it, if it was not used up.
+    The keys are from the moment of the first step; rows may be written again meanwhile, and a piece
+    may be empty. The writer lends the rows for each step, through `until_done` if present, which
+    may repeat a step after an error: then the search begins again. With `measured`, the thread with
+    the rows runs the step through `measured`. Call `aclose` on an unfinished search.
     """
     pieces: Generator[pa.RecordBatch] | None = None
     keys: pa.RecordBatch | None = None

@@ -1,13 +1,13 @@
-"""One bucket of a primary key table: its changelog and its rows by key, which belong together.
+"""One bucket of a primary key table: the changelog, and the rows by key that the changelog makes.
 
 Invariants:
-- the rows are never ahead of what is durable in the log
-- `rows.applied_offset` is `log.high_watermark` or, while a write is being published, beyond it;
-  of damaged rows it stays, while the log shows what was on its way to them
-- the log keeps every change that the rows' own files do not have yet
-- once damage of the rows' files is met, nothing is looked up or changed until they are made again;
-  a mark among them says so to the next start, which makes the rows again rather than meet the
-  damage once more; the changelog is read on
+- the rows are never ahead of the durable log
+- `rows.applied_offset` is `log.high_watermark` or, during the publication of a write, larger; the
+  offset of damaged rows stays, while the log shows the changes on their way to the rows
+- the log keeps every change missing from the rows' own files
+- rows with damaged files are neither looked up nor changed until they are made again. A mark beside
+  the rows tells the next start, which makes the rows again instead of meeting the damage. The
+  changelog stays readable
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _REPLAY_BYTES = 8 << 20
 
 
 def table_rules(info: TableInfo) -> TableRules:
-    """Return what planning writes needs to know of a primary key table."""
+    """Return the facts about a primary key table that planning needs."""
     return TableRules(
         table=str(info.path),
         schema=info.schema,
@@ -78,9 +78,9 @@ def replay_log(
     where: str,
     go_on: Callable[[], None] = lambda: None,
 ) -> None:
-    """Apply what `log` shows and `rows` have not; what `go_on` raises now and then ends it.
+    """Apply the visible changes of `log` missing from `rows`; an error of `go_on` ends the replay.
 
-    What is durable beyond it may be a part of something, or about to be shown.
+    Durable changes above the high watermark may be incomplete, or about to be published.
     """
     start = rows.applied_offset
     while rows.applied_offset < log.high_watermark:
@@ -105,10 +105,12 @@ class AppliedRows(NamedTuple):
 
 
 class KeyBucket:
-    """A log and the rows that its changes make, brought up to date."""
+    """A log and the rows of its changes, up to date."""
 
     def __init__(self, log: LogTablet, rows: KvTablet, *, where: str, info: TableInfo) -> None:
-        """Apply what the log shows and the rows lack; raises CorruptDataError if it cannot be."""
+        """Apply the visible changes missing from the rows; raises CorruptDataError if that is
+        impossible.
+        """
         self.log = log
         self.rows = rows
         self.where = where
@@ -129,9 +131,9 @@ class KeyBucket:
         replay_log(log, rows, info=info, where=where)
 
     def replace_rows(self, rows: KvTablet, info: TableInfo) -> None:
-        """Take `rows`, which were made again, for the damaged ones, which are closed.
+        """Replace the damaged, closed rows by `rows`, which were made again.
 
-        For who has the rows, while no write is under way; off the event loop.
+        For the holder of the rows, without a write under way; off the event loop.
         """
         assert self.is_damaged
         self.rows = rows
@@ -140,12 +142,12 @@ class KeyBucket:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the rows can be looked up, and still be brought up to the log."""
+        """Whether lookups are possible, and the rows can still follow the log."""
         return self._failure is None
 
     @property
     def failure(self) -> str:
-        """Why the rows are out of use; empty while they are in use."""
+        """The reason why the rows are out of use; empty for usable rows."""
         return "" if self._failure is None else self._failure.message
 
     @property
@@ -154,12 +156,12 @@ class KeyBucket:
         return isinstance(self._failure, CorruptDataError)
 
     def check_usable(self) -> None:
-        """Raise once the rows are damaged, or can no longer be brought up to the log."""
+        """Raise for damaged rows, and for rows that can no longer follow the log."""
         if self._failure is not None:
             raise type(self._failure)(self._failure.message)
 
     def check_writable(self) -> None:
-        """Raise StorageFailedError if nothing can be written until the service restarts."""
+        """Raise StorageFailedError if no write is possible until a restart."""
         self.check_usable()
         if self.log.is_read_only:
             raise StorageFailedError(
@@ -231,7 +233,7 @@ class KeyBucket:
         self.row_count = row_count
 
     def close_rows(self, *, flush: bool) -> None:
-        """Close the rows; what is not flushed comes back from the log."""
+        """Close the rows; unflushed changes come back from the log."""
         if flush and self.is_usable:
             try:
                 self.rows.flush()
@@ -245,7 +247,7 @@ class KeyBucket:
 
 
 class Damage(NamedTuple):
-    """What is wrong with the rows, and up to where they were known to have the changelog."""
+    """The damage of the rows, and the offset up to which the rows had the changelog."""
 
     reason: str
     applied_offset: int = 0
@@ -259,7 +261,7 @@ def mark_damaged(rows: Path, reason: str, *, applied_offset: int) -> None:
 
 
 def damage_of(rows: Path) -> Damage | None:
-    """Return how the rows at `rows` were marked; None if they were not."""
+    """Return the mark of the rows at `rows`; None without a mark."""
     file = rows / _DAMAGE_FILE
     if not file.exists():
         return None

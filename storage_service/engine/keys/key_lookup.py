@@ -1,11 +1,10 @@
-"""Looking up rows by key over all buckets of a table: where keys go, and answers in their order.
+"""Looking up rows by key over all buckets of a table, with answers in the order of the keys.
 
-Without side effects. `find_in_memory` never waits, `find` may read files; both on any thread. What
-is found shows nothing that cannot be fetched once every bucket's high watermark has reached `ends`:
-whoever shows it waits for that.
+Without side effects, on any thread. `find_in_memory` never waits; `find` may read files. Fetches
+can return all rows of an answer once every bucket's high watermark has reached `ends`: the caller
+waits for the high watermarks before showing the rows.
 
-Of few keys plain Python values are looked at one by one, which costs a tenth of what arrays do;
-tests compare both.
+Few keys are looked up as plain Python values, at a tenth of the cost of arrays; tests compare both.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ class Keys(NamedTuple):
 
 
 class StoredRows(NamedTuple):
-    """The stored row of each key, None or null where there is none.
+    """The stored row of each key, None or null for a key without a row.
 
-    `ends` is bucket -> the offset up to which its changes must be visible to show them.
+    `ends` maps each bucket to the high watermark needed before the rows may be shown.
     """
 
     values: Any
@@ -77,7 +76,7 @@ class StoredRows(NamedTuple):
 class KeyAnswer:
     """Rows, and `ends` as in `StoredRows`.
 
-    `more` has the numbers of the prefixes that have more rows than were asked for.
+    `more` has the positions of prefixes with more rows than requested.
     """
 
     rows: pa.RecordBatch
@@ -86,10 +85,10 @@ class KeyAnswer:
 
 
 class KeyLookup:
-    """Looks keys up in the buckets of one table, as of one version of its schema.
+    """Looks keys up in the buckets of one table, with one version of the schema.
 
-    Each key is as it was at some moment of the call; the moments may differ. Everything that looks
-    raises `UnavailableError`, which clients ride out, if the schema changes meanwhile.
+    Each key is from some moment of the call; the moments may differ. All lookups raise
+    `UnavailableError`, a retriable error, if the schema changes meanwhile.
     """
 
     def __init__(self, info: TableInfo, buckets: Sequence[KeyBucket]) -> None:
@@ -117,12 +116,12 @@ class KeyLookup:
         """What a row of an answer takes in memory at least."""
 
     def key(self, values: Mapping[str, Any]) -> Keys:
-        """Return one key, given as Python values; raises for anything else."""
+        """Return one key of Python values; raises for an invalid key."""
         encoded = self._single_rows.encode_key(values)
         return Keys([encoded], [self._bucket_of(values, encoded)])
 
     def keys(self, rows: pa.RecordBatch) -> Keys:
-        """Return the keys of rows that have exactly the key columns; raises for anything else."""
+        """Return the keys of rows with exactly the key columns; raises for invalid keys."""
         check_key_names(rows.schema.names, self._rules)
         conformed = conform(rows, self._key_schema, table=self._rules.table)
         numbers = buckets_for_rows(conformed, self._bucket_key, self.info.bucket_count)
@@ -134,7 +133,7 @@ class KeyLookup:
         return Keys(few, numbers.tolist())
 
     def find_in_memory(self, keys: Keys, *, bytes_max: int) -> StoredRows | None:
-        """Return the rows of keys; None if that takes reading files, or more than `bytes_max`."""
+        """Return the rows of keys; None if files must be read, or for more than `bytes_max`."""
         try:
             if isinstance(keys.encoded, list):
                 return self._find_few(keys, bytes_max=bytes_max, reads_files=False)
@@ -209,12 +208,16 @@ class KeyLookup:
         return StoredRows(parts.pop().take(pa.array(order)), ends)
 
     def values(self, found: StoredRows) -> list[Any] | None:
-        """Return the row of one key as Python values, in the order of the columns, if there is."""
+        """Return the row of one key as Python values, in the order of the columns; None without a
+        row.
+        """
         (value,) = found.values
         return None if value is None else self._single_rows.decode_values(value)
 
     def rows(self, found: StoredRows) -> KeyAnswer:
-        """Return one row a key, in their order, and `__found`; rows not found are null."""
+        """Return a row for each key, in the order of the keys, and `__found`; a missing row is
+        null.
+        """
         values, columns = found.values, None
         if isinstance(values, list):
             columns = self._few_columns(values)
@@ -230,7 +233,7 @@ class KeyLookup:
         return KeyAnswer(rows=rows, ends=found.ends)
 
     def _few_columns(self, values: Sequence[bytes | None]) -> list[pa.Array] | None:
-        """Return the columns of few rows, made value by value; None if arrays have to be made."""
+        """Return the columns of few rows, made value by value; None if arrays are needed."""
         plain = self._single_rows.plain
         if plain is None or not 0 < len(values) <= _FEW:
             return None
@@ -244,7 +247,7 @@ class KeyLookup:
     ) -> KeyAnswer:
         """Return the rows under each prefix, prefix after prefix, each in key order.
 
-        At most `rows_max` a prefix; `prefixes` has leading key columns. Raises
+        At most `rows_max` rows for a prefix; `prefixes` has leading key columns. Raises
         `RequestTooLargeError` for rows of more than `bytes_max`.
         """
         bytes_left = bytes_max
@@ -278,14 +281,14 @@ class KeyLookup:
         return bucket.rows
 
     def _check_version(self, rows: KvTablet) -> None:
-        """Raise if what was found may be rows of a schema that is not known here."""
+        """Raise if the rows may have another schema than this lookup."""
         if rows.rules.schema_id != self.info.schema_id:
             raise UnavailableError(
                 f"the schema of table '{self.info.path}' is just changing; try again"
             )
 
     def _bucket_of(self, key: Mapping[str, Any], encoded: bytes) -> int:
-        """Return the bucket of a key, whose encoded form is at hand."""
+        """Return the bucket of a key with a given encoded form."""
         if self.info.bucket_count == 1:
             return 0
         if self._to_hash is not None:
@@ -297,7 +300,7 @@ class KeyLookup:
         return (mmh3.hash(hashed) & 0x7FFFFFFF) % self.info.bucket_count
 
     def _buckets_of_prefix(self, prefix: pa.RecordBatch) -> Sequence[int]:
-        """Return the one bucket that the prefix decides, or all."""
+        """Return the bucket determined by the prefix, or all buckets."""
         check_prefix(prefix, self._rules)
         if not set(self._bucket_key) <= set(prefix.schema.names):
             return range(self.info.bucket_count)
@@ -315,7 +318,7 @@ class KeyLookup:
 
 
 def _grouped(numbers: Sequence[int]) -> Mapping[int, list[int]]:
-    """Return number -> the positions where it stands."""
+    """Return the positions of each number."""
     if len(numbers) == 1:
         return {numbers[0]: [0]}
     positions: dict[int, list[int]] = {}

@@ -1,11 +1,11 @@
-"""Getting the rows of a primary key bucket back when their own files are lost, damaged or given up.
+"""Rebuilding the rows of a primary key bucket when the rows' own files are lost, damaged or
+abandoned.
 
-They are what the changelog makes of nothing, as long as the log has all of it. Else they are the
-rows that the lake has, each written at the offset that lies beside it there, and what the log made
-of them since.
+A whole changelog alone makes the rows. Otherwise the rows come from the lake, each with its offset
+stored in the lake, and later changes come from the log.
 
-A crash at any moment leaves the rows as they were, or none, or all of them: they are made aside and
-moved into place at once, and half of them are never taken for the whole.
+A crash at any moment leaves the former rows, no rows, or all rebuilt rows: the rebuilt rows are
+made in a separate directory and moved into place at once, so partial rows never count as whole.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class LakeRows(Protocol):
     """Reads a primary key table's rows from the lake. Called by several threads at a time."""
 
     def __call__(self, table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
-        """Return the rows of one bucket at the snapshot of `lake`, or at a later one."""
+        """Return the rows of one bucket at the snapshot of `lake`, or at a later snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecovery:
-    """How rows by key are got back: from which lake, and of which tables even if they are there.
+    """The sources for a rebuild: the lake, and the tables to rebuild although rows exist.
 
-    `warm` are those that are open already.
+    `warm` has rows that are already open.
     """
 
     lake_rows: LakeRows | None = None
@@ -90,7 +90,7 @@ def clear_leftovers(rows: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRows:
-    """The rows at `path` that are to be made again, and what they can be made of."""
+    """The rows at `path` to be rebuilt, and the sources of the rebuild."""
 
     path: Path
     open_rows: Callable[[Path], KvTablet]
@@ -103,16 +103,16 @@ class LostRows:
 
 
 def remake_rows(lost: LostRows, *, why: str) -> None:
-    """Make lost rows again, as `make_rows`, and put them in their place."""
+    """Rebuild lost rows as `make_rows`, and put the rows into place."""
     make_rows(lost, why=why)
     put_in_place(lost.path)
 
 
 def make_rows(lost: LostRows, *, why: str, go_on: Callable[[], None] = lambda: None) -> None:
-    """Make lost rows again, aside: what the log makes of nothing, or of the lake's rows.
+    """Rebuild lost rows in a separate directory, from the log alone or from the lake and the log.
 
-    Raises `CorruptDataError` if neither can help; `why` says what is wrong with the rows. What
-    `go_on` raises now and then ends it.
+    Raises `CorruptDataError` without a usable source; `why` tells the damage of the rows. An error
+    of `go_on` ends the rebuild.
     """
     log, where = lost.log, lost.where
     aside = _beside(lost.path, _RESTORED_SUFFIX)
@@ -135,7 +135,7 @@ def make_rows(lost: LostRows, *, why: str, go_on: Callable[[], None] = lambda: N
 
 
 def put_in_place(rows: Path) -> None:
-    """Make what `make_rows` has made the rows at `rows`, and drop those that are there."""
+    """Move the result of `make_rows` to `rows`, and drop the former rows."""
     dropped = _beside(rows, _DROPPED_SUFFIX)
     if rows.exists():
         _move(rows, dropped)
@@ -144,7 +144,7 @@ def put_in_place(rows: Path) -> None:
 
 
 def _copy_lake_rows(lost: LostRows, aside: Path, *, why: str, go_on: Callable[[], None]) -> None:
-    """Make the rows at `aside` those of the lake, at an offset from which the log goes on."""
+    """Fill `aside` with the lake's rows, at an offset from which the log continues."""
     log = lost.log
     start, end = log.log_start_offset, log.log_end_offset
     why = f"{why}, and the log begins only at {start}"

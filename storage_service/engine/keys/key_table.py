@@ -1,4 +1,4 @@
-"""A primary key table as it runs: rows by key beside each bucket's log, and their one writer."""
+"""A running primary key table: rows by key beside each bucket's log, and the writer of both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["KeyTable"]
 
 
 class KeyTable(OpenTable):
-    """Its log is a changelog, which the lake needs whether or not it is switched on."""
+    """A table with a changelog as its log, which an enabled or disabled lake needs."""
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class KeyTable(OpenTable):
 
     @property
     def row_count(self) -> int:
-        """How many keys have a row."""
+        """The number of keys with a row."""
         return sum(bucket.row_count for bucket in self.key_buckets)
 
     @property
     def key_folders(self) -> Sequence[Path]:
-        """Where the rows by key are, a folder a bucket."""
+        """The directories of the rows by key, in the order of the buckets."""
         return [bucket.rows.path for bucket in self.key_buckets]
 
     @property
     def failures(self) -> list[str]:
-        """Why rows by key are out of use."""
+        """The reasons why rows by key are out of use."""
         return [bucket.failure for bucket in self.key_buckets if bucket.failure]
 
     @property
@@ -84,7 +84,7 @@ class KeyTable(OpenTable):
         return self.tablets
 
     def check_writable(self, bucket: int) -> None:
-        """Raise if the bucket takes no changes, because its disk or its rows failed."""
+        """Raise if the bucket accepts no changes, because its disk or its rows failed."""
         self.key_buckets[bucket].check_writable()
 
     async def write(
@@ -112,7 +112,7 @@ class KeyTable(OpenTable):
     def _current(
         self, writes: Sequence[KeyWrite], columns: Sequence[str] | None
     ) -> tuple[Sequence[KeyWrite], Sequence[str] | None]:
-        """Return writes that were read before a change of the schema by the schema there is now."""
+        """Return writes read with an earlier schema in the form of the current schema."""
         current = []
         for write in writes:
             schema_id = self.info.schema_id if write.schema_id is None else write.schema_id
@@ -129,15 +129,15 @@ class KeyTable(OpenTable):
         return current, columns
 
     async def settle(self) -> None:
-        """Return when all writes taken so far are answered."""
+        """Return when all accepted writes are answered."""
         await self.key_writer.settle()
 
     async def stop(self, *, flush: bool) -> None:
-        """Finish the writes that wait, take no more, close the rows; the logs are still open."""
+        """Finish the waiting writes, accept no more, close the rows; the logs stay open."""
         await self.key_writer.stop(flush=flush)
 
     async def follow(self) -> None:
-        """Write by the properties that the table has from now on."""
+        """Write with the table's current properties from now on."""
         await super().follow()
         rules = table_rules(self.info)
 
@@ -148,9 +148,9 @@ class KeyTable(OpenTable):
         await self.key_writer.on_thread(change)
 
     async def change_schema(self, info: TableInfo) -> None:
-        """Let the rows by key follow to `info`, whose schema is durable.
+        """Change the rows by key to the schema of `info`, which is durable.
 
-        Whoever calls holds the table's write gate. Rows that are there stay as they are stored.
+        The caller holds the table's write gate. Stored rows stay unchanged.
         """
         await self.settle()
         rules = table_rules(info)
@@ -166,9 +166,9 @@ class KeyTable(OpenTable):
         self.lookup = KeyLookup(info, self.key_buckets)
 
     async def forgettable(self, bucket: int, *, timestamp_us_before: int) -> int:
-        """Return below which offset changes may leave the log: none whose row is not durable.
+        """Return the offset below which changes may leave the log: all their rows are durable.
 
-        Flushes rows if expired changes are needed for no other reason.
+        Flushes rows if only the flush keeps expired changes in the log.
         """
         keys = self.key_buckets[bucket]
         if not keys.is_usable:

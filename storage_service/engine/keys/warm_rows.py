@@ -1,11 +1,12 @@
-"""Rows by key of a directory that another process's changes are applied to, kept up with its logs.
+"""Rows by key of a directory that receives another process's changes, kept up to date with the
+logs.
 
-A standby has them open before it owns anything, so that taking over need not read the logs nor load
-RocksDB. Of each bucket the files are read on from where they were read to, frame by frame: nothing
-of a log is opened for writing, and nothing but `kv` is changed.
+A standby keeps the rows open before a takeover, so that the takeover neither reads logs nor loads
+RocksDB. Each bucket's segment files are read on from the last position, frame by frame. No log is
+opened for writing, and only `kv` is changed.
 
-A bucket that cannot be kept warm is let go, and opened as after any restart when it is needed: what
-is wrong with it is found and said there. One thread at a time.
+A bucket that cannot be kept warm is closed, and opened as after any restart when needed: the normal
+opening finds and reports the damage. One thread at a time.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _WarmBucket:
 
 
 class WarmRows:
-    """See the module. `close` lets go of all that nobody has taken."""
+    """See the module. `close` closes all rows without an owner."""
 
     def __init__(self, directory: DataDirectory, config: ServiceConfig) -> None:
         self._directory = directory
@@ -67,7 +68,7 @@ class WarmRows:
         self._cold: set[tuple[int, int]] = set()
 
     def open_all(self) -> None:
-        """Open what the directory has, and bring it up to the logs."""
+        """Open the rows of the directory, and bring them up to the logs."""
         if not self._directory.service_file.exists():
             return
         try:
@@ -79,13 +80,13 @@ class WarmRows:
             self._follow_table(table_id)
 
     def leave(self, path: str) -> None:
-        """Let go of what is in the directory at `path`: it is about to be moved or removed."""
+        """Close the rows of the directory at `path`, before the directory is moved or removed."""
         found = _TABLE.match(path)
         if found is not None:
             self._leave_table(int(found[1]))
 
     def follow(self, paths: Iterable[str]) -> None:
-        """Apply what the files at these paths have become."""
+        """Apply the changes of the files at these paths."""
         changed = set(paths)
         if "service.json" in changed and not self._directory.service_id:
             self.open_all()
@@ -99,11 +100,11 @@ class WarmRows:
                 self._follow_bucket(int(found[1]), int(found[2]))
 
     def load_some(self) -> bool:
-        """Load some more rows into memory; return whether there is more to load."""
+        """Load some more rows into memory; return whether more remain."""
         return any(bucket.rows.load_some(_LOAD_ROWS) for bucket in self._buckets.values())
 
     def take(self, info: TableInfo, bucket: int) -> KvTablet | None:
-        """Return the open rows of a bucket to who owns them from now on, if there are any."""
+        """Hand the open rows of a bucket over to the caller, if there are any."""
         warm = self._buckets.pop((info.table_id, bucket), None)
         if warm is None:
             return None
@@ -115,7 +116,7 @@ class WarmRows:
         return warm.rows
 
     def close(self) -> None:
-        """Let go of everything; what is not flushed comes back from the logs."""
+        """Close all rows; unflushed changes come back from the logs."""
         for table_id in list(self._tables):
             self._leave_table(table_id)
 
@@ -166,7 +167,7 @@ class WarmRows:
             self._cold.add((table_id, bucket))
 
     def _opened(self, info: TableInfo, bucket: int) -> _WarmBucket | None:
-        """Open a bucket whose log is there and has what its rows lack."""
+        """Open a bucket with a log that has the changes missing from the rows."""
         path = self._directory.key_rows(info.table_id, bucket)
         segments = self._segments(info.table_id, bucket)
         if not segments:

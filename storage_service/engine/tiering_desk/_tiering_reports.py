@@ -1,4 +1,4 @@
-"""What a worker may report of a lake table: the checks before anything is recorded."""
+"""The checks of a worker's report about a lake table, before anything is recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def check_table_id(table: OpenTable, table_id: int) -> None:
-    """Raise `TableNotFoundError` unless the table is the one that was tiered."""
+    """Raise `TableNotFoundError` unless the table is the tiered table."""
     if table_id != table.info.table_id:
         raise TableNotFoundError(
             f"table '{table.path}' with id {table_id} does not exist: it was dropped, and another"
@@ -30,9 +30,9 @@ def check_table_id(table: OpenTable, table_id: int) -> None:
 
 
 def check_report(table: OpenTable, lake: LakeState) -> None:
-    """Raise `InvalidRequestError` unless `lake` is a successor of the state the table has.
+    """Raise `InvalidRequestError` unless `lake` is a successor of the table's state.
 
-    The offsets of all its lake tables name all buckets and go forward, not too far.
+    The offsets of all the lake tables name all buckets and go forward, within the log.
     """
     known = table.lake
     _check_offsets(table, lake.tiered_offsets, recorded=known.tiered_offsets)
@@ -53,7 +53,7 @@ def check_report(table: OpenTable, lake: LakeState) -> None:
 
 
 def check_buckets(table: OpenTable, lakes: Iterable[CoveredOffsets]) -> None:
-    """Raise `InvalidRequestError` unless each of the lakes names all buckets, and no other."""
+    """Raise `InvalidRequestError` unless each lake names exactly the table's buckets."""
     for covered in lakes:
         _check_names(table, covered.tiered_offsets)
 
@@ -61,20 +61,20 @@ def check_buckets(table: OpenTable, lakes: Iterable[CoveredOffsets]) -> None:
 def batch_of_report(
     table: OpenTable, batch: SideLakeState | None, *, epoch: int
 ) -> SideLakeState | None:
-    """Return the batch layout that the table has once the round `epoch` has reported `batch`."""
+    """Return the table's batch layout after the report `batch` of the round `epoch`."""
     known = table.lake
     is_former = 0 < epoch <= known.batch_since_epoch
     return known.batch if batch is None or is_former else batch
 
 
 def due_of_report(table: OpenTable, due_us: int | None, *, epoch: int) -> int | None:
-    """Return when the table is due to be tidied, of which the round `epoch` said `due_us`."""
+    """Return the time of the next maintenance after the report `due_us` of the round `epoch`."""
     # It began with properties that were changed meanwhile: a worker is to look again at once.
     return 0 if epoch <= table.lake.altered_in_epoch else due_us
 
 
 def has_moved(before: SideLakeState | None, after: SideLakeState | None) -> bool:
-    """Whether rows came to it or went; maintenance reports the same ones in another snapshot."""
+    """Whether rows came or went; maintenance reports the same rows in another snapshot."""
     if after is None or before is None:
         return after is not None
     return (after.tiered_offsets, after.truncated_offsets) != (

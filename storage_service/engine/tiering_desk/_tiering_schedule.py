@@ -1,10 +1,9 @@
-"""When a table is due for its next tiering round, and which of those due goes first. Pure.
+"""The time of a table's next tiering round, and the order of due tables. Pure.
 
-A round is due so early that rows reach the lake within the table's freshness: when the oldest row
-that is not there is as old as the freshness less what the last round took and some slack, for the
-other rounds that it waits for. Of those due, the one that has waited longest goes first, measured
-in its own freshness. A round ends its table's wait, whatever it left behind: a backlog of any size
-takes its turns like everybody else.
+A round is due early enough to bring rows to the lake within the table's freshness: when the age of
+the oldest missing row reaches the freshness, less the duration of the last round and some slack for
+waiting. Among due tables the longest wait goes first, measured in the table's own freshness. A
+round ends the table's wait, whatever rows remain: a large backlog gets turns like any other table.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _SLACK_SHARE: Final = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDue:
-    """How urgent one table is: `wait_ms` until it is due (0: now), `urgency` to rank it."""
+    """The urgency of one table: `wait_ms` until due (0: now), and `urgency` for the order."""
 
     wait_ms: int
     urgency: float
@@ -33,9 +32,9 @@ def due(
     last_round_ms: int,
     since_last_round_ms: int | None,
 ) -> TableDue:
-    """Return when a table whose oldest untiered row has this age should be tiered.
+    """Return the due time of a table with an oldest untiered row of this age.
 
-    `since_last_round_ms` is None when the table had no round yet.
+    `since_last_round_ms` is None before the first round.
     """
     slack_ms = int(freshness_ms * _SLACK_SHARE)
     lead_ms = min(last_round_ms + slack_ms, int(freshness_ms * _LEAD_SHARE_MAX))

@@ -1,14 +1,15 @@
-"""Who tiers which table: claims with a lease, epochs that fence, and the lake snapshots reported.
+"""Assigning tables to tiering workers: claims with a lease, fencing epochs, reported lake
+snapshots.
 
 Invariants:
-- an epoch is durable before it is handed out, so no two claims of a table ever share one
-- tiered offsets never go backwards, never pass the high watermark, always name every bucket
-- whatever a worker says under an epoch that is not the current one, or of a dropped table of the
-  same name, changes nothing
-- a table whose worker may be at work is handed to no other: who has it is as durable as the epoch,
-  and after a restart that worker has a whole lease to be heard of
-- a lake that has another history than the log is never registered; that it was seen is durable,
-  and from then on nothing of the table is handed out
+- an epoch is durable before it is handed out, so no two claims of a table share an epoch
+- tiered offsets never go backwards, never pass the high watermark, and always name every bucket
+- reports under an old epoch, or about a dropped table of the same name, change nothing
+- a table with a possibly active worker goes to no further worker: the worker is as durable as the
+  epoch, and after a restart the worker has a whole lease for its next heartbeat
+- a lake with another history than the log is never registered; the divergence is durable, and the
+  table is no longer handed out
+
 Event loop only; disk writes go to the runtime's threads.
 """
 
@@ -104,14 +105,14 @@ class TieringCoordinator:
         """Whether tables are handed out before they are due, to make room in the log."""
 
     def round_of(self, table: OpenTable) -> TieringRound:
-        """Return what is known about the table's rounds."""
+        """Return the round of the table."""
         state = self._rounds.get(table.info.table_id)
         if state is None:
             state = self._rounds[table.info.table_id] = self._restored(table.lake)
         return state
 
     def _restored(self, lake: LakeState) -> TieringRound:
-        """Return what a table's state on disk says of a round that was running."""
+        """Return the running round recorded in a table's stored state."""
         # A worker inside the service died with it; any other may be at work.
         if lake.tiering_worker in ("", EMBEDDED_WORKER_ID):
             return TieringRound()
@@ -122,11 +123,11 @@ class TieringCoordinator:
         )
 
     def forget(self, table: OpenTable) -> None:
-        """Drop what is known about a table that is served no more; under the lock of its round."""
+        """Forget the round of a table that is no longer served; under the lock of the round."""
         self._rounds.pop(table.info.table_id, None)
 
     async def leave(self, table: OpenTable) -> None:
-        """Forget a table that is being dropped; return when nothing of it is recorded any more."""
+        """Forget a table being dropped; return when the table's round is no longer recorded."""
         assert table.is_dropped
         async with self.round_of(table).lock:
             self.forget(table)
@@ -139,9 +140,9 @@ class TieringCoordinator:
         force: bool,
         include_idle: bool = False,
     ) -> ClaimAnswer:
-        """Claim the most overdue table; with `force` also one that is fresh or paused.
+        """Claim the most overdue table; with `force` fresh and paused tables are claimed, too.
 
-        With `include_idle` also one whose rows are all in the lake, to maintain that.
+        With `include_idle` a fully tiered table is claimed for maintenance, too.
         """
         answer = await self._claim(worker_id, tables=tables, force=force, include_idle=include_idle)
         self._workers.asked(worker_id, answer.reason, now_s=self._runtime.monotonic_s())
@@ -181,7 +182,7 @@ class TieringCoordinator:
     def _claimable(
         self, table: OpenTable, *, force: bool, include_idle: bool
     ) -> tuple[str, TableDue]:
-        """Return ('', urgency), or the word for why not and how long that will last."""
+        """Return ('', urgency), or the word for the refusal and its duration."""
         now_s = self._runtime.monotonic_s()
         state = self.round_of(table)
         properties = table.properties
@@ -223,9 +224,9 @@ class TieringCoordinator:
         return ("not_due" if urgency.wait_ms and not self.is_early else ""), urgency
 
     def _batch_layout_due(self, table: OpenTable) -> TableDue | None:
-        """Return how urgent rows of the batch layout are that has its own freshness.
+        """Return the urgency of a batch layout with a freshness of its own.
 
-        None when it has all rows, or gets them in the rounds of the table's own.
+        None if the layout has all rows, or gets its rows in the table's own rounds.
         """
         freshness_ms = table.properties.datalake_batch_freshness_ms
         if table.is_dropped or not table.lacks_batch_rows:
@@ -284,7 +285,7 @@ class TieringCoordinator:
         epoch: int,
         progress: RoundProgress | None = None,
     ) -> None:
-        """Renew the lease of the round `epoch`; after its completion nothing is left to renew."""
+        """Renew the lease of the round `epoch`; a completed round has no lease."""
         self._check_claim(table, table_id=table_id, epoch=epoch)
         state = self.round_of(table)
         if not state.is_over:
@@ -292,7 +293,7 @@ class TieringCoordinator:
             state.progress = progress or state.progress
 
     async def complete(self, table: OpenTable, report: TieringReport) -> LakeState:
-        """Register a committed lake snapshot; durable on return; a repeat changes nothing."""
+        """Register a committed lake snapshot; durable on return; a repetition changes nothing."""
         state, epoch = self.round_of(table), report.epoch
         async with state.lock:
             self._check_claim(table, table_id=report.table_id, epoch=epoch)
@@ -344,12 +345,12 @@ class TieringCoordinator:
         covered: CoveredOffsets | None,
         offsets: Mapping[int, int],
     ) -> dict[int, str]:
-        """Return the log's fingerprints at `offsets`, of the buckets where they are known.
+        """Return the log's fingerprints at `offsets`, for the buckets with a known fingerprint.
 
-        `covered` is what a worker found a lake table to cover. Raises `HistoryDivergedError`,
-        durably, when that is not this log's history. If it is, and in an epoch that was not given
-        out here (this directory was restored from a backup), later epochs are given out from now
-        on.
+        `covered` are the offsets covered by the lake table, as read by a worker. Raises
+        `HistoryDivergedError`, durably, if the lake has another history than the log. If the
+        history is the same but the epoch is unknown here (this directory was restored from a
+        backup), later epochs are larger than the lake's epoch.
         """
         check_table_id(table, table_id)
         async with self.round_of(table).lock:
@@ -363,18 +364,20 @@ class TieringCoordinator:
         return await self._runtime.run(fingerprints_at, table, offsets)
 
     async def check_lake(self, table: OpenTable, covered: CoveredOffsets, *, is_kept: bool) -> None:
-        """Raise `HistoryDivergedError`, durably if `is_kept`, when that is not the log's history.
+        """Raise `HistoryDivergedError`, durably if `is_kept`, for a lake with another history than
+        the log.
 
-        `covered` is what a reader found a lake table to cover.
+        `covered` are the offsets covered by the lake table, as read by a reader.
         """
         async with self.round_of(table).lock:
             await self._check(table, (covered,), is_kept=is_kept)
 
     async def look(self, table: OpenTable, head: Callable[[], Awaitable[int | None]]) -> LakeState:
-        """Register the lake snapshot that `head` finds for what is registered; return that.
+        """Register the lake snapshot found by `head` for the registered snapshot; return the new
+        state.
 
-        It has the same offsets, so only its id is new. Who comes second with a look that began
-        earlier looks again: a later commit is never taken back.
+        The offsets are the same and only the id is new. A look that is overtaken by a later look
+        looks again: a later commit is never undone.
         """
         for _ in range(_LOOKS_MAX):
             known = table.lake
@@ -395,9 +398,9 @@ class TieringCoordinator:
         return table.lake
 
     async def reconcile(self, table: OpenTable, covered: CoveredOffsets) -> bool:
-        """Go on with a table whose lake has been brought back to its log's history.
+        """Continue with a table whose lake has returned to the log's history.
 
-        Returns False, and changes nothing, unless fingerprints prove that in every bucket.
+        Returns False, without a change, unless fingerprints prove the history in every bucket.
         """
         async with self.round_of(table).lock:
             check_buckets(table, (covered,))
@@ -409,7 +412,7 @@ class TieringCoordinator:
     async def _checked(
         self, table: OpenTable, rows: CoveredOffsets, *, sides: Iterable[SideLakeState | None]
     ) -> Mapping[int, str]:
-        """Return the log's fingerprints at what `rows` covers; raises as `_check`."""
+        """Return the log's fingerprints at the offsets covered by `rows`; raises as `_check`."""
         known = table.lake
         lakes = [rows, *(covered_by(side) for side in sides if side is not None)]
         recorded = (known, known.changelog, known.batch)
@@ -438,14 +441,14 @@ class TieringCoordinator:
 
     @contextlib.asynccontextmanager
     async def changing(self, table: OpenTable, changed: TableInfo) -> AsyncIterator[None]:
-        """Keep rounds from being claimed and reported while the table becomes `changed`.
+        """Exclude claims and reports of rounds while the table becomes `changed`.
 
-        If that is another batch layout, what is in the former one counts no more: readers turn to
-        the rows' own lake table, and a round that runs may go on, but its layout is not registered.
-        A crash in between leaves the former layout, to be made anew.
+        With another batch layout the former layout no longer counts: readers use the rows' own lake
+        table, and a running round may continue, but the layout of the round is not registered. A
+        crash in between leaves the former layout, to be made again.
 
-        If other properties of the lake changed, a worker is to look now what is to be tidied:
-        nobody may write to the table any more, and a round that runs looks with the former ones.
+        After a change of other lake properties a worker looks for due maintenance soon: the table
+        may have no more writes, and a running round uses the former properties.
         """
         async with self.round_of(table).lock:
             lake = table.lake
@@ -477,7 +480,7 @@ class TieringCoordinator:
             table.keep_lake(lake)
 
     def _count_round(self, table: OpenTable, state: TieringRound) -> None:
-        """Count a round once; maintenance under the same claim is not part of it."""
+        """Count a round once; maintenance under the same claim is not counted."""
         if state.oldest_us is not None:
             age_ms = (self._runtime.clock_us() - state.oldest_us) // 1000
             is_in_time = age_ms <= table.properties.datalake_freshness_ms
@@ -486,7 +489,7 @@ class TieringCoordinator:
             state.last_round_ms = int((self._runtime.monotonic_s() - state.started_at_s) * 1000)
 
     async def fail(self, table: OpenTable, *, table_id: int, epoch: int, error: str) -> int:
-        """Give up the round `epoch`; return the pause before the next one, in milliseconds."""
+        """End the failed round `epoch`; return the pause before the next round, in milliseconds."""
         state = self.round_of(table)
         async with state.lock:
             self._check_claim(table, table_id=table_id, epoch=epoch)
@@ -514,7 +517,7 @@ class TieringCoordinator:
         return self.round_of(table).lease_until_s > self._runtime.monotonic_s()
 
     def status(self, table: OpenTable) -> dict[str, Any]:
-        """Return what people look at when a table is not tiered: JSON."""
+        """Return the facts that explain an untiered table, as JSON."""
         return {
             "tiering_epoch": table.lake.tiering_epoch,
             "tiered_at_us": table.lake.tiered_at_us,
@@ -524,12 +527,12 @@ class TieringCoordinator:
         }
 
     def lag_ms(self, table: OpenTable) -> int:
-        """Return the age of the oldest row outside the lake, of those whose age is known."""
+        """Return the age of the oldest row missing from the lake, among rows of known age."""
         since_us = table.known_untiered_since_us if table.properties.datalake_enabled else None
         return 0 if since_us is None else max(0, self._runtime.clock_us() - since_us) // 1000
 
     def idle_workers(self) -> dict[str, str]:
-        """Return worker -> the word for why it has no table, of those heard of lately."""
+        """Return the reason of each idle worker's last empty answer."""
         now_s = self._runtime.monotonic_s()
         busy = {state.worker_id for state in self._rounds.values() if state.lease_until_s > now_s}
         reasons = self._workers.reasons(now_s)
@@ -539,7 +542,9 @@ class TieringCoordinator:
         state.lease_until_s = self._runtime.monotonic_s() + self._lease_ms / 1000
 
     def _check_claim(self, table: OpenTable, *, table_id: int, epoch: int) -> None:
-        """Raise unless `epoch` is the current one of this very table: each has its own epochs."""
+        """Raise unless `epoch` is the current epoch of this table; each table has epochs of its
+        own.
+        """
         check_table_id(table, table_id)
         current = table.lake.tiering_epoch
         if epoch != current or current == 0:

@@ -1,6 +1,6 @@
-"""What the service knows in memory of each table's tiering rounds, and of the workers it has seen.
+"""The service's memory of each table's tiering rounds, and of the workers.
 
-Times are of a monotonic clock. Nothing here decides: the coordinator does.
+Times are of a monotonic clock. Decisions are the coordinator's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SEEN_S_MAX: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAnswer:
-    """An assignment, or why there is none (a stable word) and when to ask again."""
+    """An assignment, or the reason for none (a stable word) and the time of the next request."""
 
     assignment: TieringAssignment | None
     reason: str = ""
@@ -41,7 +41,7 @@ class ClaimAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundProgress:
-    """How far a round is, as its worker says: what it does, and rows done of those planned."""
+    """The progress of a round, reported by the worker: the step, the rows done and planned."""
 
     step: str = ""
     rows_done: int = 0
@@ -58,9 +58,9 @@ class RoundProgress:
 
 @dataclass
 class TieringRound:
-    """One table's current round, and how the ones before it went.
+    """A table's current round, and the results of earlier rounds.
 
-    `oldest_us` is when the oldest row that the round moves was written, until that is reported.
+    `oldest_us` is the write time of the round's oldest row, until the report.
     """
 
     worker_id: str = ""
@@ -78,20 +78,20 @@ class TieringRound:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def begin(self, worker_id: str, *, now_s: float, oldest_us: int | None) -> None:
-        """A worker has the table."""
+        """Give the table to a worker."""
         self.worker_id, self.is_over = worker_id, False
         self.started_at_s, self.oldest_us = now_s, oldest_us
         self.progress = RoundProgress()
 
     def end(self, now_s: float) -> None:
-        """Nobody has the table; a heartbeat still under way must not take the lease back."""
+        """Take the table from its worker; a late heartbeat must not renew the lease."""
         self.worker_id, self.lease_until_s, self.is_over = "", 0.0, True
         self.ended_at_s = now_s
 
     def is_aging(self, table: OpenTable, now_s: float) -> bool:
-        """Whether old rows may be due to leave the lake, though no new ones come to it.
+        """Whether old rows may be due to leave the lake of a table without new rows.
 
-        That is for tables whose worker has not said when they are.
+        For tables whose worker has not reported the time.
         """
         if table.lake.maintenance_due_us is not None:
             return False
@@ -109,7 +109,7 @@ class TieringRound:
         return is_time and now_s >= self.paused_until_s and table.lake.snapshot_id is not None
 
     def is_untidy(self, table: OpenTable, *, now_s: float, now_us: int) -> bool:
-        """Whether the worker of the last round has said that there is something to tidy by now."""
+        """Whether maintenance is due by now, as reported by the last worker."""
         due_us = table.lake.maintenance_due_us
         if due_us is None or now_us < due_us or not table.properties.datalake_auto_maintenance:
             return False
@@ -118,11 +118,11 @@ class TieringRound:
         return (since_ms is None or since_ms >= AGING_MS_MIN) and now_s >= self.paused_until_s
 
     def since_last_ms(self, now_s: float) -> int | None:
-        """Return how long ago the last round ended; None when there was none."""
+        """Return the time since the last round; None before the first round."""
         return None if self.ended_at_s is None else int((now_s - self.ended_at_s) * 1000)
 
     def to_json(self, now_s: float) -> dict[str, Any]:
-        """Return what people look at when a table is not tiered."""
+        """Return the facts that explain an untiered table."""
         return {
             "worker_id": self.worker_id,
             "lease_left_ms": _left_ms(self.lease_until_s, now_s),
@@ -138,18 +138,20 @@ class TieringRound:
 
 @dataclass
 class SeenWorkers:
-    """The workers that asked for a table in the last minute, and what each was told last."""
+    """The workers of the last minute, each with its last answer."""
 
     _seen: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
 
     def asked(self, worker_id: str, reason: str, *, now_s: float) -> None:
-        """A worker asked; `reason` says why it got nothing, and is empty when it got a table."""
+        """Note a worker's request; `reason` explains an empty answer, and is empty for an
+        assignment.
+        """
         self._seen[worker_id] = (now_s, reason)
         self._seen.move_to_end(worker_id)
         self._forget(now_s)
 
     def reasons(self, now_s: float) -> dict[str, str]:
-        """Return worker -> why it got nothing when it asked last."""
+        """Return the reason of each worker's last empty answer."""
         self._forget(now_s)
         return {worker: reason for worker, (_, reason) in self._seen.items()}
 

@@ -1,4 +1,4 @@
-"""A transaction that is not finished, and how much all of them have staged."""
+"""An unfinished transaction, and the bytes staged by all unfinished transactions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _REASON_LENGTH_MAX: Final = 1_000
 
 @dataclass
 class StagedBytes:
-    """How many bytes are staged in one table, or `within` the whole service."""
+    """The bytes staged in one table, or `within` the whole service."""
 
     what: str
     limit_name: str
@@ -61,7 +61,7 @@ class StagedBytes:
     held: int = 0
 
     def check(self, size: int) -> None:
-        """Raise OverloadedError if `size` more bytes are too many."""
+        """Raise OverloadedError if `size` further bytes are too many."""
         if self.held + size > self.bytes_max:
             raise OverloadedError(
                 f"{self.what} has {self.held} bytes staged, of at most {self.bytes_max}"
@@ -71,7 +71,7 @@ class StagedBytes:
             self.within.check(size)
 
     def hold(self, size: int) -> None:
-        """Count bytes that are staged; negative ones are gone."""
+        """Count staged bytes; a negative number releases bytes."""
         self.held += size
         if self.within is not None:
             self.within.hold(size)
@@ -79,9 +79,10 @@ class StagedBytes:
 
 @dataclass(slots=True, kw_only=True)
 class OpenTransaction:
-    """What is known of it. Event loop only.
+    """The state of a transaction. Event loop only.
 
-    `named` are the parts that its commit names; `decision` is there when a start found it decided.
+    `named` are the parts of the commit; `decision` is present if a start of the service found the
+    transaction decided.
     """
 
     spec: TransactionSpec
@@ -107,36 +108,36 @@ class OpenTransaction:
 
     @property
     def transaction_id(self) -> str:
-        """Its id."""
+        """The id."""
         return self.spec.transaction_id
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of its parts."""
+        """The bytes of all parts."""
         return sum(part.size_bytes for part in self.parts.values())
 
     @property
     def row_count(self) -> int:
-        """The rows of its parts."""
+        """The rows of all parts."""
         return sum(part.row_count for part in self.parts.values())
 
     @property
     def status(self) -> TransactionStatus:
-        """Whether it takes rows or is being committed."""
+        """Whether the transaction accepts rows or is being committed."""
         return TransactionStatus.OPEN if self.commit is None else TransactionStatus.COMMITTING
 
     @property
     def expires_us(self) -> int:
-        """When it is dropped if nobody touches it."""
+        """The time of the drop, unless a call touches the transaction earlier."""
         return self.active_us + self.spec.timeout_ms * 1_000
 
     def has_expired(self, now_us: int) -> bool:
-        """Whether nobody has touched it for its timeout."""
+        """Whether no call has touched the transaction within its timeout."""
         is_used = self.commit is not None or self.under_way or self.held
         return not is_used and self.expires_us <= now_us
 
     def to_json(self) -> dict[str, Any]:
-        """Return how far it is."""
+        """Return the present state."""
         return {
             **spec_to_json(self.spec),
             "status": str(self.status),
@@ -151,7 +152,7 @@ class OpenTransaction:
 
 
 def check_spec(spec: TransactionSpec, config: ServiceConfig, *, table: str, join: bool) -> None:
-    """Raise `InvalidRequestError` for a transaction that cannot be begun as it is asked for."""
+    """Raise `InvalidRequestError` for a specification that cannot begin."""
     if not 0 < spec.timeout_ms <= config.transaction_timeout_ms_max:
         raise InvalidRequestError(
             f"timeout_ms = {spec.timeout_ms} of a transaction must be in"
@@ -166,7 +167,7 @@ def check_spec(spec: TransactionSpec, config: ServiceConfig, *, table: str, join
 
 
 def check_count(transactions: Collection[str], config: ServiceConfig, *, table: str) -> None:
-    """Raise `OverloadedError` if one more open transaction is too many."""
+    """Raise `OverloadedError` if a further open transaction is too many."""
     if len(transactions) >= config.transactions_open_max:
         raise OverloadedError(
             f"table '{table}' has its limit of {config.transactions_open_max} open transactions"
@@ -175,7 +176,7 @@ def check_count(transactions: Collection[str], config: ServiceConfig, *, table: 
 
 
 def check_operation(spec: TransactionSpec, operation: TransactionOperation, *, table: str) -> None:
-    """Raise `InvalidRequestError` if the transaction of a chosen id does something else."""
+    """Raise `InvalidRequestError` if the transaction of a chosen id has another specification."""
     if spec.operation is not operation:
         raise InvalidRequestError(
             f"transaction {spec.transaction_id} of '{table}' is there, and is to"
@@ -184,7 +185,7 @@ def check_operation(spec: TransactionSpec, operation: TransactionOperation, *, t
 
 
 def check_part_count(transaction: OpenTransaction, config: ServiceConfig, *, table: str) -> None:
-    """Raise `RequestTooLargeError` if one more part is too many."""
+    """Raise `RequestTooLargeError` if a further part is too many."""
     if len(transaction.parts) >= config.transaction_parts_max:
         raise RequestTooLargeError(
             f"transaction {transaction.transaction_id} of '{table}' has its limit of"
@@ -193,7 +194,7 @@ def check_part_count(transaction: OpenTransaction, config: ServiceConfig, *, tab
 
 
 def check_parts(transaction: OpenTransaction, parts: Sequence[str], *, table: str) -> None:
-    """Raise `InvalidRequestError` unless a commit names parts that there are, each once."""
+    """Raise `InvalidRequestError` unless a commit names existing parts, each once."""
     where = f"transaction {transaction.transaction_id} of '{table}'"
     if len(set(parts)) < len(parts):
         raise InvalidRequestError(f"{where}: a part is named twice")
@@ -207,7 +208,7 @@ def check_parts(transaction: OpenTransaction, parts: Sequence[str], *, table: st
 def find_joinable(
     transactions: Iterable[OpenTransaction], wanted: TransactionSpec
 ) -> OpenTransaction | None:
-    """Return the newest that takes rows and does what `wanted` says for the same version."""
+    """Return the newest open transaction with the specification `wanted`."""
     same = [
         transaction
         for transaction in transactions
@@ -223,7 +224,7 @@ def find_joinable(
 
 
 def spec_to_json(spec: TransactionSpec) -> dict[str, Any]:
-    """Return what a transaction is to do, as its status says it."""
+    """Return the specification of a transaction for its status."""
     value = spec.to_json()
     value["begun_timestamp_us"] = value.pop("begun_us")
     return value
@@ -232,9 +233,9 @@ def spec_to_json(spec: TransactionSpec) -> dict[str, Any]:
 def listed(
     unfinished: Iterable[OpenTransaction], outcomes: TransactionOutcomes, *, limit: int
 ) -> list[dict[str, Any]]:
-    """Return what is known of the latest `limit` transactions, newest first.
+    """Return the state of the latest `limit` transactions, newest first.
 
-    One that has ended has the time when it did, else it has that of its beginning.
+    A finished transaction has the time of its end, an open transaction the time of its begin.
     """
     found: list[tuple[int, int, dict[str, Any]]] = []
 
@@ -273,7 +274,7 @@ def listed(
 
 
 def digest_of(parts: Sequence[str], linked: LinkedCommit | None = None) -> str:
-    """Return what tells apart what commits name."""
+    """Return the identity of the parts of a commit."""
     named: list[Any] = list(parts)
     if linked is not None:
         named.append(linked.to_json())

@@ -1,15 +1,15 @@
-"""Whether others have changed what the rows of a transaction were computed from.
+"""Conflicts of a transaction with writes since the transaction's read of the table.
 
-A merge reads the table, computes rows, and writes them by key; meanwhile others write too. It says
-where the table stood before it was read (`ReadPosition`). From there to the ends of the logs is
-what others have written since, and the changelog has the key of every change: the transaction may
-happen if none of them is a key that it writes. It then reads, as it were, at the moment of its
-commit. Changes that lead back to the same row count as well, and what left the log counts as
-changed. An overwrite of a log table may write no row: it is known by its number.
+A merge reads the table, computes rows, and writes the rows by key, while other writes go on. The
+merge states its position before the read (`ReadPosition`). The changelog from this position to the
+ends of the logs has the keys of all later changes: without a common key the transaction may commit,
+as if the read had been at the moment of the commit. Changes that lead back to the same row count as
+conflicts, and changes missing from the log count, too. The number of overwrites reveals an
+overwrite of a log table without rows.
 
-Each `check` goes on where the last one ended: most is looked at while others go on writing, and the
-rest under the table's write gate. Memory has the keys of the transaction in the buckets that were
-changed, and a piece of the changes. Blocking, on any thread, one call at a time.
+Each `check` continues at the end of the last check: most changes are checked while writes go on,
+and the remaining changes under the table's write gate. Memory has the transaction's keys in the
+changed buckets, and a piece of the changes. Blocking, on any thread, one call at a time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PIECE_ROWS: Final = 400_000
 def check_read_offsets(table: OpenTable, read: ReadPosition) -> None:
     """Raise `InvalidRequestError` unless each bucket of the table has an offset.
 
-    A table that was dropped may have had other buckets: that is a conflict, found later.
+    A dropped table may have had different buckets: a conflict, found later.
     """
     is_own = read.table_id in (None, table.info.table_id, *table.info.adopted_from)
     if is_own and sorted(read.offsets) != list(range(len(table.tablets))):
@@ -61,7 +61,7 @@ def check_read_offsets(table: OpenTable, read: ReadPosition) -> None:
 
 
 class ReadConflicts:
-    """What others have written since the rows of `parts` were read."""
+    """The writes since the read of the rows in `parts`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ReadConflicts:
         *,
         truncations_known: int,
     ) -> None:
-        """`truncations_known`: how often the table was overwritten before the transaction began."""
+        """`truncations_known` counts the table's overwrites before the transaction began."""
         self._table = table
         self._parts = parts
         self._by_key = (
@@ -87,7 +87,7 @@ class ReadConflicts:
         self._keys: dict[int, pa.Array] = {}
 
     def check(self) -> None:
-        """Raise `CommitConflictError` if what is visible by now is a conflict."""
+        """Raise `CommitConflictError` if a visible change is a conflict."""
         self._check_same_table()
         self._check_not_truncated()
         for bucket, tablet in enumerate(self._table.tablets):
@@ -118,7 +118,7 @@ class ReadConflicts:
             raise self._conflict(error.message) from error
 
     def _check_not_truncated(self) -> None:
-        """Raise if rows were removed at the very offsets to which the table was read."""
+        """Raise if rows were removed at exactly the read offsets."""
         if self._table.truncation_count == self._truncations_known:
             return
         for bucket, offset in self._table.truncated_offsets.items():

@@ -1,7 +1,7 @@
-"""The rows of a transaction's parts, in order, in pieces that are committed one after the other.
+"""The rows of a transaction's parts, in order, in pieces committed one after the other.
 
-A position counts the rows of the transaction in one bucket. What was stored before a crash is
-skipped by it, so a redo goes on where the log ends. Blocking.
+A position counts the rows of the transaction in one bucket. Positions tell which rows were stored
+before a crash, so a redo continues at the end of the log. Blocking.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["StagedRows", "chunks_of", "key_writes", "staged_rows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRows:
-    """One staged batch without its first `skipped` rows; `end` is the bucket's position after."""
+    """A staged batch without its first `skipped` rows; `end` is the bucket's next position."""
 
     bucket: int
     payload: Buffer
@@ -37,7 +37,7 @@ def chunks_of(
 ) -> Iterator[list[StagedRows]]:
     """Yield the rows of `parts` beyond the positions `done`, in chunks of one schema.
 
-    A chunk exceeds a limit only if it is one batch.
+    Only a chunk of a single batch may exceed a limit.
     """
     chunk: list[StagedRows] = []
     rows = size = 0
@@ -76,7 +76,7 @@ def _beyond(parts: Sequence[StagedPart], done: dict[int, int]) -> Iterator[Stage
 
 
 def staged_rows(parts: Sequence[StagedPart], bucket: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one bucket, as they were staged."""
+    """Yield the staged rows of one bucket, unchanged."""
     for part in parts:
         for batch in part.batches():
             if batch.bucket == bucket:
@@ -86,7 +86,7 @@ def staged_rows(parts: Sequence[StagedPart], bucket: int) -> Iterator[pa.RecordB
 def key_writes(chunk: Sequence[StagedRows], *, rows_max: int) -> Iterator[list[KeyWrite]]:
     """Yield the changes of a chunk of a primary key table, about `rows_max` rows at a time.
 
-    Each is one write a bucket, its sequence the position after it.
+    Each write has one bucket, and the position afterwards as its sequence.
     """
     by_bucket: dict[int, list[pa.RecordBatch]] = {}
     for staged in chunk:
@@ -116,7 +116,7 @@ def _decoded(payload: Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _write(bucket: int, rows: pa.RecordBatch, *, start: int) -> KeyWrite:
-    """Return the change of `rows`, which begin at position `start`."""
+    """Return the change of `rows`, starting at position `start`."""
     position = start + rows.num_rows
     if OPERATION_COLUMN not in rows.schema.names:
         return KeyWrite(bucket, rows, sequence=position)

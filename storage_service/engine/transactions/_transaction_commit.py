@@ -1,12 +1,12 @@
-"""Putting a decided transaction into the logs: piece by piece, then visible in one step.
+"""Storing a decided transaction in the logs: piece by piece, then visible in one step.
 
-Whoever calls holds the table's write gate. A piece that is stored stays; a redo goes on after it,
-which it knows from the logs alone: pieces are frames of `TRANSACTION_WRITER`, whose sequence says
-how many rows of the transaction the bucket has.
+The caller holds the table's write gate. A stored piece stays; a redo continues after the last
+stored piece, which the logs alone tell: pieces are frames of `TRANSACTION_WRITER`, and the sequence
+counts the transaction's rows in the bucket.
 
-A disk that refuses a piece is asked again, for ever: the transaction is decided. Meanwhile other
-writes to the table are refused. A disk that cannot say what it stored, or damage, ends the attempt
-with UnknownOutcomeError; the next start of the service completes the transaction.
+A decided transaction must be stored: a disk that refuses a piece is retried for ever, and further
+writes to the table are refused meanwhile. After an unclear result of the disk, or damage, the
+attempt ends with UnknownOutcomeError; the next start of the service completes the transaction.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
 
 @dataclass(slots=True, kw_only=True)
 class CommitProgress:
-    """How much of a commit is stored, and what is in its way."""
+    """The stored part of a commit, and the present obstacle."""
 
     row_count: int = 0
     rows_stored: int = 0
@@ -59,21 +59,21 @@ class CommitProgress:
 
 
 class Links(Protocol):
-    """What a commit does with the transaction of another table that it commits, too."""
+    """The commit of a linked transaction in another table."""
 
     def hold(self, linked: LinkedCommit) -> None:
-        """Keep it as it is until `release`; raises if it cannot be committed."""
+        """Keep the transaction unchanged until `release`; raises for an impossible commit."""
 
     def release(self, linked: LinkedCommit) -> None:
-        """Take `hold` back."""
+        """Undo `hold`."""
 
     async def commit(self, linked: LinkedCommit) -> None:
-        """Return when it is committed; it may be that already."""
+        """Return when the transaction is committed, now or earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitServices:
-    """What commits of all tables share.
+    """The shared parts of all tables' commits.
 
     `deferred` are logs that commit groups do not publish; `stopping` is set when the service stops.
     """
@@ -87,16 +87,16 @@ class CommitServices:
 
 
 class _Sink(Protocol):
-    """Where the pieces go."""
+    """The destination of the pieces."""
 
     async def begin(self) -> None:
-        """Do what comes before the first row, as far as it is not done."""
+        """Do the steps before the first row, unless done."""
 
     async def store(self, chunk: Sequence[StagedRows]) -> None:
-        """Make a chunk durable, not visible."""
+        """Make a chunk durable but not visible."""
 
     def publish(self) -> None:
-        """Make everything stored visible in one step."""
+        """Make all stored rows visible in one step."""
 
 
 class TransactionCommit:
@@ -155,11 +155,11 @@ class TransactionCommit:
         await self._stored(store, 0)
 
     def publish(self) -> None:
-        """Make the whole transaction visible; event loop, with nothing else running in between."""
+        """Make the whole transaction visible, on the event loop, in a single step."""
         self._sink.publish()
 
     def _positions(self) -> dict[int, int]:
-        """Return how many rows each bucket has already."""
+        """Return the number of stored rows of each bucket."""
         done = {}
         for bucket, start in self._decision.starts.items():
             log = self._table.tablets[bucket]
@@ -216,13 +216,13 @@ class TransactionCommit:
             )
 
     def _check_can_go_on(self, error: StreamhouseError) -> None:
-        """Raise if asking again is of no use before a restart."""
+        """Raise if a retry before a restart is useless."""
         if not self._table.can_store:
             raise UnknownOutcomeError(error.message)
 
 
 class _LogSink:
-    """The logs of a log table. Frames are the staged batches as they are."""
+    """The logs of a log table. Frames are the staged batches, unchanged."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Transactions of all tables: what they share, cleaning up, and stopping. Event loop only."""
+"""Transactions of all tables: shared state, cleanup, and the stop. Event loop only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _THREADS: Final = 2
 
 
 class TransactionCoordinator:
-    """One a service."""
+    """The transactions of one service."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class TransactionCoordinator:
 
     @property
     def open_count(self) -> int:
-        """How many transactions are not finished."""
+        """The number of unfinished transactions."""
         return sum(transactions.open_count for transactions in self._tables.values())
 
     @property
     def staged_bytes(self) -> int:
-        """How many bytes are staged."""
+        """The number of staged bytes."""
         return self._staged_bytes.held
 
     def of(self, table: OpenTable) -> TableTransactions:
@@ -84,7 +84,7 @@ class TransactionCoordinator:
         return self._tables[table]
 
     async def open(self, table: OpenTable) -> None:
-        """Load the transactions of `table` and complete those that are decided."""
+        """Load the transactions of `table`, and complete the decided transactions."""
         files = TransactionFiles(
             self._directory.transactions(table.info.table_id),
             service_id=self._directory.service_id,
@@ -124,7 +124,7 @@ class TransactionCoordinator:
             found.release(linked.transaction_id)
 
     async def commit(self, linked: LinkedCommit) -> None:
-        """See `Links.commit`. A table that was dropped meanwhile has nothing to commit."""
+        """See `Links.commit`. A dropped table has no commit left."""
         found = self._linked(linked)
         if found is None and linked.table in {str(table.path) for table in self._damaged()}:
             raise CorruptDataError(
@@ -140,9 +140,9 @@ class TransactionCoordinator:
             _logger.warning("event=linked_transaction_gone table=%s", linked.table)
 
     def keep_linked(self, path: TablePath) -> None:
-        """Keep what a decided transaction of a table that cannot be opened may commit elsewhere.
+        """Keep the transactions linked to a decided transaction of a table that cannot be opened.
 
-        That is any open transaction of its rejected rows: it neither ends nor is committed alone.
+        All open transactions of the table of rejected rows are kept: none expires or commits alone.
         """
         for table, transactions in self._tables.items():
             if table.path == companion_of(path):
@@ -153,14 +153,14 @@ class TransactionCoordinator:
         return next((found for table, found in self._tables.items() if table.path == path), None)
 
     async def forget(self, table: OpenTable) -> None:
-        """Let go of the transactions of a dropped table."""
+        """Forget the transactions of a dropped table."""
         transactions = self._tables.pop(table, None)
         if transactions is not None:
             await transactions.stop()
             self._staged_bytes.hold(-transactions.staged_bytes)
 
     async def drop_expired(self) -> None:
-        """Drop the transactions that have timed out."""
+        """Drop the expired transactions."""
         now_us = self._runtime.clock_us()
         for transactions in self._all():
             transactions.drop_expired(now_us)
@@ -169,7 +169,7 @@ class TransactionCoordinator:
         return tuple(self._tables.values())
 
     async def stop(self) -> None:
-        """Interrupt commits after the piece they are at; the next start completes them."""
+        """Interrupt commits after their present piece; the next start completes the commits."""
         self._services.stopping.set()
         for transactions in self._all():
             await transactions.stop()

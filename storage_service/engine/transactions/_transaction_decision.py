@@ -1,6 +1,6 @@
-"""What is looked at before a transaction is decided: after that it cannot be refused any more.
+"""The checks before the decision of a transaction: a decided transaction cannot be refused.
 
-Whoever calls holds the table's write gate, so that what is seen stays so until the decision.
+The caller holds the table's write gate, so the checked state stays until the decision.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def check_and_start(
     config: ServiceConfig,
     runtime: Runtime,
 ) -> dict[int, int]:
-    """Return bucket -> where the transaction's rows begin; raises if it cannot be committed."""
+    """Return the transaction's first offset in each bucket; raises for an impossible commit."""
     await table.settle()
     buckets = (
         list(range(len(table.tablets)))
@@ -70,7 +70,9 @@ async def check_and_start(
 def _check_space(
     table: OpenTable, spec: TransactionSpec, parts: Sequence[StagedPart], config: ServiceConfig
 ) -> None:
-    """Refuse what will not fit: a decided transaction would hold the table until it does."""
+    """Refuse rows without disk space: a decided transaction would block the table until there is
+    space.
+    """
     # Of a primary key table, rows before and after the change, then the rows by key.
     copies = 3 if isinstance(table, KeyTable) else 1
     needed = copies * sum(part.size_bytes for part in parts) + _SPARE_BYTES
@@ -86,7 +88,7 @@ def _check_space(
 
 
 def _needs_rehearsal(table: OpenTable, spec: TransactionSpec) -> bool:
-    """Whether rows can turn out to be impossible only where they meet those that are there."""
+    """Whether rows may prove impossible only in combination with stored rows."""
     merge = table.info.descriptor.merge_rules()
     is_partial = spec.columns is not None and len(spec.columns) < len(table.info.schema.names)
     return is_partial or bool(merge.aggregates)
@@ -99,7 +101,7 @@ async def _rehearse(
     config: ServiceConfig,
     runtime: Runtime,
 ) -> None:
-    """Plan everything, then take it back; raises for the first row that cannot be applied."""
+    """Plan all rows, then take the plan back; raises for the first impossible row."""
     row_count = sum(part.row_count for part in parts)
     if row_count > config.transaction_rehearsed_rows_max:
         raise RequestTooLargeError(

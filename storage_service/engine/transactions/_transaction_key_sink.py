@@ -1,4 +1,4 @@
-"""Where the pieces of a transaction of a primary key table go: to the one writer of the table."""
+"""The destination of a transaction's pieces in a primary key table: the table's only writer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEY_ROUND_ROWS: Final = 100_000
 
 
 class KeySink:
-    """The one writer of a primary key table."""
+    """The only writer of a primary key table."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class KeySink:
         self._stored = stored
 
     async def begin(self) -> None:
-        """Of an overwrite, take away every row that is older than the transaction.
+        """For an overwrite, delete every row older than the transaction.
 
-        What a crash left of them is found again by the offsets they were written at, so that no
-        piece of this counts for the position in the transaction.
+        After a crash the offsets of the remaining old rows reveal them, so these deletes do not
+        count for the position in the transaction.
         """
         if not self._is_overwrite:
             return

@@ -1,10 +1,10 @@
-"""What became of the latest transactions of a table, and which versions applications committed.
+"""The outcomes of a table's latest transactions, and the versions committed by applications.
 
-A caller who lost the answer of a commit asks again, and must be told the truth: an outcome that is
-remembered, the error with which the commit was refused, or that nothing of it was written. The
-last is known of a transaction without an outcome, if none of what is forgotten can be its own. A
-transaction's id begins with the number that the next decision had when it began, so its own number
-is not below that, and of the forgotten ones the greatest is known.
+A caller without the answer of a commit asks again and gets the truth: the remembered outcome, the
+error of the refused commit, or the certainty that nothing was written. The last answer needs proof
+that no forgotten outcome belongs to the transaction: a transaction's id begins with the number of
+the next decision at its begin, so the transaction's own number is not smaller, and the greatest
+forgotten number is remembered.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NUMBERED: Final = re.compile(r"([0-9]{1,18})-[0-9a-f]{32}")
 
 
 class DueForFolding(NamedTuple):
-    """Outcomes that have files of their own, and all that are remembered."""
+    """Outcomes in files of their own, and all remembered outcomes."""
 
     own: Sequence[Decision]
     remembered: Sequence[Decision]
 
 
 class Refusal(NamedTuple):
-    """A transaction whose commit failed, so that nothing of it was written."""
+    """A transaction with a failed commit: nothing was written."""
 
     spec: TransactionSpec
     row_count: int
@@ -45,16 +45,16 @@ class Refusal(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """A transaction that was not begun, because its version was committed before."""
+    """A transaction that did not begin, because its version was committed before."""
 
     spec: TransactionSpec
     timestamp_us: int
 
 
 class TransactionOutcomes:
-    """At most `outcomes_max` of each: recent ones by id, and the latest of each application.
+    """At most `outcomes_max` of each: recent outcomes by id, and the latest of each application.
 
-    The application that has not committed for longest is forgotten first.
+    The application with the oldest commit is forgotten first.
     """
 
     def __init__(self, *, outcomes_max: int) -> None:
@@ -67,7 +67,7 @@ class TransactionOutcomes:
         self._forgotten = 0
 
     def loaded(self, next_number: int) -> None:
-        """Learn, once all that is on disk was added, which number the next decision gets."""
+        """Set the number of the next decision, after all outcomes on disk were added."""
         remembered = {outcome.number for outcome in self._recent.values()}
         number = next_number - 1
         while number in remembered:
@@ -75,23 +75,25 @@ class TransactionOutcomes:
         self._forgotten = number
 
     def refuse(self, refusal: Refusal) -> None:
-        """Remember, until the service ends, with which error a commit ended."""
+        """Remember the error of a failed commit until the service ends."""
         self._refused[refusal.spec.transaction_id] = refusal
         if len(self._refused) > self._outcomes_max:
             del self._refused[next(iter(self._refused))]
 
     def refusal(self, transaction_id: str) -> StreamhouseError | None:
-        """Return the error with which the commit of a transaction ended, if it is remembered."""
+        """Return the remembered error of a transaction's commit, if any."""
         refusal = self._refused.get(transaction_id)
         return None if refusal is None else refusal.error
 
     @property
     def refusals(self) -> Iterable[Refusal]:
-        """The commits that failed, as far as they are remembered."""
+        """The remembered failed commits."""
         return self._refused.values()
 
     def skip(self, skip: Skip) -> bool:
-        """Remember one, until the service ends; return whether its version is skipped anew."""
+        """Remember a skip until the service ends; return whether the version is skipped for the
+        first time.
+        """
         key = (skip.spec.app_id, skip.spec.version)
         is_new = self._skipped.pop(key, None) is None
         self._skipped[key] = skip
@@ -101,37 +103,38 @@ class TransactionOutcomes:
 
     @property
     def skips(self) -> Iterable[Skip]:
-        """The versions that were skipped when they began, each the last time."""
+        """The skipped versions, each at its latest skip."""
         return self._skipped.values()
 
     @property
     def remembered(self) -> Iterable[Decision]:
-        """All outcomes that are remembered, each once."""
+        """All remembered outcomes, each once."""
         return {
             outcome.spec.transaction_id: outcome
             for outcome in (*self._latest_of_app.values(), *self._recent.values())
         }.values()
 
     def is_uncommitted(self, transaction_id: str) -> bool:
-        """Whether a transaction that is neither open nor remembered was surely not committed."""
+        """Whether a closed transaction without a remembered outcome was certainly not committed."""
         # Ids of former releases have no number.
         found = _NUMBERED.fullmatch(transaction_id)
         return found is not None and int(found[1]) > self._forgotten
 
     def find(self, transaction_id: str) -> Decision | None:
-        """Return the outcome of a transaction, if it is remembered."""
+        """Return the outcome of a transaction, if remembered."""
         return self._recent.get(transaction_id)
 
     def is_stale(self, app_id: str | None, version: int | None) -> bool:
-        """Whether the application has committed this version, or a later one."""
+        """Whether the application has committed this version, or a later version."""
         latest = self.latest_version(app_id)
         return latest is not None and version is not None and latest >= version
 
     def check_repeated(self, spec: TransactionSpec, *, table: str) -> None:
-        """Raise `InvalidRequestError` if a stale version is no repetition of what was committed.
+        """Raise `InvalidRequestError` if a stale version is no repetition of a committed
+        transaction.
 
-        So it is if others gave its number, or the same ones in the same life for other rows. Where
-        nobody said who numbers, it is a repetition.
+        A different `source`, or the same `source` and `run` with different rows, is no repetition.
+        Without a stated source the version counts as a repetition.
         """
         latest = None if spec.app_id is None else self._latest_of_app.get(spec.app_id)
         if latest is None or not self.is_stale(spec.app_id, spec.version):
@@ -153,12 +156,12 @@ class TransactionOutcomes:
             )
 
     def latest_version(self, app_id: str | None) -> int | None:
-        """Return the last version that an application committed, if it is remembered."""
+        """Return the last version committed by an application, if remembered."""
         latest = None if app_id is None else self._latest_of_app.get(app_id)
         return None if latest is None else latest.spec.version or 0
 
     def add(self, outcome: Decision, *, is_folded: bool = False) -> None:
-        """Remember an outcome; `is_folded` says that it has no file of its own."""
+        """Remember an outcome; `is_folded` marks an outcome without a file of its own."""
         self._recent[outcome.spec.transaction_id] = outcome
         spec = outcome.spec
         is_committed = outcome.result.status is TransactionStatus.COMMITTED
@@ -174,7 +177,7 @@ class TransactionOutcomes:
             self._own.append(outcome)
 
     def take_due(self) -> DueForFolding | None:
-        """Return what should be folded into one file now, once; None if nothing should."""
+        """Return the outcomes to be folded into one file now, once; None if nothing is due."""
         if len(self._own) < _OWN_FILES_MAX:
             return None
         own, self._own = self._own, []
@@ -182,7 +185,7 @@ class TransactionOutcomes:
 
 
 def new_transaction_id(next_number: int) -> str:
-    """Return an id that nobody guesses, of a transaction begun before decision `next_number`."""
+    """Return an unguessable id of a transaction begun before decision `next_number`."""
     return f"{next_number}-{secrets.token_hex(16)}"
 
 

@@ -1,9 +1,10 @@
-"""What a table's files say of each other: an old or missing one is known by the others.
+"""Consistency between a table's files: other files reveal an old or missing file.
 
-Each rule compares what is durable anyway, so that nothing is written for it:
-- rows that the log has no more are in the lake, unless retention deleted them without a lake
-- the lake has no overwrite that the table has not
-- the rows of a transaction in a log are of a transaction that is known to be decided
+Each rule compares durable facts without additional writes:
+- rows that have left the log are in the lake, unless retention deleted rows of a table without a
+  lake
+- the lake has only overwrites of the table
+- the rows of transactions in a log belong to decided transactions
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def disagreements(
 ) -> Iterator[str]:
     """Yield a sentence for each contradiction between the files of one table.
 
-    `decisions` are those of its transactions that are remembered, `transactions_us` says per bucket
-    when the last rows of a transaction were written, 0 if that is not known. `log_starts` are where
-    the logs begin, `forgotten_offsets` below which rows may be nowhere.
+    `decisions` are the remembered decisions; `transactions_us` has the time of each bucket's last
+    transaction rows, 0 if unknown. `log_starts` are the starts of the logs; rows below
+    `forgotten_offsets` may be missing from log and lake.
     """
     for bucket, start in log_starts.items():
         known = max(

@@ -511,12 +511,12 @@ class TableTransactions:
             raise CorruptDataError(first)
 
     async def recover(self) -> None:
-        """Complete the decided transactions of the last run; raises if a completion is impossible."""
+        """Complete the decided transactions of the last run; raises if that is impossible."""
         for transaction in [t for t in self._open.values() if t.decision is not None]:
             self._finish(transaction, await self._runner.redo(transaction))
 
     async def stop(self) -> None:
-        """Return once commits have stopped after their present piece, and no file is being changed."""
+        """Return once commits have stopped after their present piece and no file changes."""
         commits = [t.commit for t in self._open.values() if t.commit is not None]
         await asyncio.gather(*commits, return_exceptions=True)
         # Also of transactions that were aborted while rows for them were on their way.

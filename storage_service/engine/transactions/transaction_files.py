@@ -78,10 +78,10 @@ _JSON_BYTES_MAX: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionSpec:
-    """What a transaction is to do, as it was begun.
+    """The specification of a transaction, from its begin.
 
-    `source` is whoever numbers the versions of `app_id`, and `run` the life of it in which this
-    number was given; None where the caller named none.
+    `source` numbers the versions of `app_id`, and `run` is the life of the source that gave the
+    number; None if the caller named none.
     """
 
     transaction_id: str
@@ -127,12 +127,12 @@ class TransactionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What was decided about a transaction, and of what.
+    """The decision about a transaction.
 
-    `starts` are where its rows begin in each bucket they go to, known before any is written. An
-    outcome does not list `parts` any more; `parts_digest` is theirs. With `is_truncating` the rows
-    below `starts` are no rows of the table any more: so a log table is overwritten. `number` counts
-    the table's decisions, from 1. What is `linked` is committed before the outcome is written.
+    `starts` are the first offsets of the rows in each written bucket, known before the first write.
+    An outcome has `parts_digest` instead of `parts`. With `is_truncating` the rows below `starts`
+    leave the table: the overwrite of a log table. `number` counts the table's decisions, from 1.
+    `linked` transactions are committed before the outcome is written.
     """
 
     spec: TransactionSpec
@@ -146,7 +146,7 @@ class Decision:
 
     @property
     def truncated_offsets(self) -> Mapping[int, int]:
-        """Where the rows of each bucket begin if it is committed; empty if that stays as it was."""
+        """The first offset of each bucket's rows after the commit; empty without an overwrite."""
         return {b: start for b, start in self.starts.items() if start and self.is_truncating}
 
     def to_json(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSize:
-    """How much a staged part has."""
+    """The rows and bytes of a staged part."""
 
     row_count: int
     size_bytes: int
@@ -187,7 +187,7 @@ class PartSize:
 
 @dataclass(slots=True, kw_only=True)
 class LoadedTransaction:
-    """One transaction as it was left on disk."""
+    """A transaction as found on disk."""
 
     spec: TransactionSpec
     parts: dict[str, PartSize] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class TransactionFiles:
         """The number of the next decision."""
 
     def create(self, truncated: Mapping[int, int], timestamp_us: int) -> None:
-        """Make what every table has, for a table whose rows begin at `truncated`."""
+        """Make the files of every table, for a table with rows from `truncated` on."""
         with _failing("make", self.directory):
             self._filesystem.make_directory(self.directory)
         self._truncated = (dict(truncated), timestamp_us)
@@ -230,12 +230,12 @@ class TransactionFiles:
     def upgrade(
         self, folded: Sequence[Decision], truncated: Mapping[int, int], timestamp_us: int
     ) -> None:
-        """Make what every table has, of what `load` found of a former release."""
+        """Make the files of every table from an earlier release's files, as found by `load`."""
         self.save_truncated(truncated, timestamp_us)
         self._write_outcomes(folded, self._folded)
 
     def begin(self, spec: TransactionSpec) -> None:
-        """Store a new transaction; it survives a power failure once something is staged for it."""
+        """Store a new transaction; the first staged part makes the transaction durable."""
         with _failing("begin a transaction in", self.directory):
             sealed = seal(self._identity(_OPEN_KIND), spec.to_json())
             path = self._open_file(spec.transaction_id)
@@ -261,7 +261,7 @@ class TransactionFiles:
         )
 
     def _sync_open(self, transaction_id: str) -> None:
-        """Make durable what `begin` wrote; the directory is the caller's to sync."""
+        """Make the file of `begin` durable; the caller syncs the directory."""
         if transaction_id in self._synced:
             return
         file = self._filesystem.open(self._open_file(transaction_id))
@@ -280,9 +280,9 @@ class TransactionFiles:
         )
 
     def decide(self, decision: Decision) -> None:
-        """Write a decision, or replace it by its outcome.
+        """Write a decision, or replace the decision by its outcome.
 
-        After a StorageFailedError it is not written. After an UnknownOutcomeError only a restart
+        After a StorageFailedError nothing was written. After an UnknownOutcomeError only a restart
         can tell.
         """
         name = f"{decision.spec.transaction_id}{DECISION_SUFFIX}"
@@ -303,7 +303,7 @@ class TransactionFiles:
         self.next_number = max(self.next_number, decision.number + 1)
 
     def fold(self, own: Iterable[Decision], remembered: Iterable[Decision]) -> None:
-        """Write `remembered` into one file, then drop the files of `own`, all remembered there."""
+        """Write `remembered` into one file, then delete the files of its part `own`."""
         own = list(own)
         folded = max((decision.number for decision in own), default=self._folded)
         self._write_outcomes(remembered, folded)
@@ -319,15 +319,17 @@ class TransactionFiles:
         self._folded = folded
 
     def save_truncated(self, offsets: Mapping[int, int], timestamp_us: int) -> None:
-        """Remember for good where an overwrite makes the rows of each bucket begin, and when."""
+        """Store the first offset of each bucket's rows after an overwrite, and the overwrite's
+        time.
+        """
         value = _truncated_to_json(offsets, timestamp_us)
         self._write_json(_TRUNCATED_FILE, _TRUNCATED_KIND, value)
         self._truncated = (dict(offsets), timestamp_us)
 
     def load_truncated(self) -> tuple[dict[int, int], int]:
-        """Return what `save_truncated` was given last, once `load` was called.
+        """Return the last arguments of `save_truncated`; call `load` first.
 
-        An older version of the file is known by what `outcomes` says.
+        `outcomes` reveals an older version of the file.
         """
         names = self._filesystem.list_names(self.directory)
         if _TRUNCATED_FILE not in names and self.is_former:
@@ -343,15 +345,15 @@ class TransactionFiles:
         self._remove(self._part(transaction_id, part).name for part in parts)
 
     def drop(self, transaction_id: str, parts: Iterable[str]) -> None:
-        """Delete what a transaction has on disk besides its decision."""
+        """Delete all files of a transaction except its decision."""
         self.drop_parts(transaction_id, parts)
         self._remove([self._open_file(transaction_id).name])
         self._synced.discard(transaction_id)
 
     def load(self) -> tuple[list[LoadedTransaction], list[Decision]]:
-        """Return the transactions that have files of their own, and the folded decisions.
+        """Return the transactions with files, and the folded decisions.
 
-        Raises `CorruptDataError` for what is damaged or missing.
+        Raises `CorruptDataError` for damaged or missing files.
         """
         names = self._names()
         if self.is_former and OUTCOMES_FILE not in names:
@@ -382,7 +384,7 @@ class TransactionFiles:
         return list(found.values()), folded
 
     def _names(self) -> list[str]:
-        """Return the names of whole files; what a crash left half written is removed."""
+        """Return the names of whole files; delete half written files."""
         names = self._filesystem.list_names(self.directory)
         self._remove(name for name in names if name.endswith(".tmp"))
         return [name for name in names if not name.endswith(".tmp")]
@@ -417,7 +419,7 @@ class TransactionFiles:
 
     @property
     def folded(self) -> int:
-        """The number up to which decisions are folded, once `load_folded` was called."""
+        """The number of the last folded decision; call `load_folded` first."""
         return self._folded
 
     def _numbered(self, own: list[Decision]) -> list[Decision]:
@@ -430,7 +432,7 @@ class TransactionFiles:
         return numbered
 
     def load_open(self, name: str) -> TransactionSpec:
-        """Read what an open transaction is to do; raises `CorruptDataError`."""
+        """Read the specification of an open transaction; raises `CorruptDataError`."""
         value = self._read(name, _OPEN_KIND)
         try:
             spec = TransactionSpec.from_json(value)
@@ -500,7 +502,7 @@ class TransactionFiles:
             self._filesystem.sync_directory(self.directory)
 
     def _replace(self, name: str, kind: str, value: Mapping[str, Any]) -> None:
-        """Write a file whose name the caller makes durable."""
+        """Write a file; the caller makes the name durable."""
         path = self.directory / name
         with _failing("write to", path):
             replace_durably(self._filesystem, path, [seal(self._identity(kind), value)])
@@ -520,7 +522,7 @@ class TransactionFiles:
             raise CorruptDataError(f"{self.directory / name} is unreadable: {error}") from error
 
     def _remove(self, names: Iterable[str]) -> None:
-        """Delete files; those that cannot be deleted are found again at the next start."""
+        """Delete files; the next start deletes remaining files."""
         for name in names:
             with contextlib.suppress(OSError):
                 self._filesystem.remove(self.directory / name)

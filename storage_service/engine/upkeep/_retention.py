@@ -1,11 +1,11 @@
-"""Deleting what has expired: log segments older than `table.log.ttl`, whole ones only.
+"""Deleting expired log segments: whole segments older than `table.log.ttl`.
 
-Rows of a table with a lake stay until they are tiered, however old they are. Changes of a primary
-key table stay until the rows they made are in the lake and durable without them; without a lake
-they stay for ever, because then they are the only rows that a reader can read.
+Rows of a table with a lake stay until tiered, at any age. Changes of a primary key table stay until
+their rows are in the lake and durable without the changes; without a lake the changes stay for
+ever, as the only readable rows.
 
-With `table.log.consumers.wait` rows stay until every consumer has read them; where the disk budget
-needs room it is age alone that counts. Without, who has not read what leaves the log is told of.
+With `table.log.consumers.wait` rows stay until every consumer has read them; if the disk budget
+needs room only the age counts. Without the property, lost rows of slow consumers are logged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 async def retain(
     tables: Callable[[], Iterable[OpenTable]], runtime: Runtime, *, is_early: bool = False
 ) -> None:
-    """Apply the retention of every table; of each no file changes otherwise meanwhile."""
+    """Apply the retention of every table, each without other changes of its files."""
     for table in tables():
         # The disk budget must not wait for who changes files if there is nothing to gain by it.
         if is_early and not _gains_by_early(table):
@@ -54,10 +54,10 @@ async def retain(
 
 
 async def apply_retention(table: OpenTable, runtime: Runtime, *, is_early: bool = False) -> int:
-    """Delete the table's expired segments; return how many.
+    """Delete the table's expired segments; return the number.
 
-    With `is_early` those that the lake has, whatever their age, and whoever has not read them;
-    without a lake the log is all there is, and its age a promise.
+    With `is_early` all segments in the lake are deleted, of any age and whether or not read;
+    without a lake the log has the only copy, and the age is a promise.
     """
     properties = table.properties
     # Of a diverged one nobody knows yet which rows are whose.

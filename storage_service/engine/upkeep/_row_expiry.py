@@ -1,12 +1,12 @@
-"""Deleting the rows of primary key tables that nobody has written for `table.datalake.ttl`.
+"""Deleting rows of primary key tables without a write for `table.datalake.ttl`.
 
-They are deleted as anybody's delete does it: a `-D` in the changelog, which lookups, streams, both
-lake layouts and the full history follow by what they do anyway. A delete is planned between other
-writes and takes effect only if the row still has the old version then, so that no row is lost that
-was written meanwhile. After a crash what was not deleted yet is found again.
+The delete is an ordinary delete: a `-D` in the changelog, which lookups, streams, both lake layouts
+and the full history follow. A delete is planned between other writes, and takes effect only on the
+old version of a row, so a row written meanwhile is kept. After a crash the next look finds the
+remaining rows.
 
-A row leaves once it has reached its time, at most a tenth of that later if the disk keeps up: a
-look at all rows of a bucket is worth its price only now and then.
+A row leaves between its time and a tenth of the time later, if the disk keeps up: a look at all
+rows of a bucket is expensive.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PIECE_BYTES: Final = 256 << 10
 
 @dataclass
 class _Looked:
-    """What is known of one table since its time to live is `ttl_ms`."""
+    """The state of one table with the time to live `ttl_ms`."""
 
     ttl_ms: int
     ages: RowAges
@@ -54,7 +54,7 @@ class _Looked:
 
 
 class RowExpiry:
-    """Looks after all tables of one service. Event loop only."""
+    """Expires the rows of all tables of one service. Event loop only."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class RowExpiry:
         self._looked: WeakKeyDictionary[KeyTable, _Looked] = WeakKeyDictionary()
 
     async def look(self) -> None:
-        """Delete what has reached its time in the tables that are due."""
+        """Delete the expired rows of due tables."""
         for table in tuple(self._tables()):
             ttl_ms = table.properties.datalake_ttl_ms
             if ttl_ms is None or not isinstance(table, KeyTable) or table.lake.diverged:
@@ -109,7 +109,7 @@ class RowExpiry:
         await self._sweep_all(table, looked, due)
 
     async def _sweep_all(self, table: KeyTable, looked: _Looked, due: Mapping[int, int]) -> None:
-        """Sweep the buckets of `due` up to their ends; raises when all had their turn."""
+        """Sweep the buckets of `due` up to their ends; raises after the last bucket."""
         looked.deleted, looked.looking_s = 0, 0.0
         failed: StreamhouseError | None = None
         for bucket, end in due.items():
@@ -134,7 +134,7 @@ class RowExpiry:
             raise failed
 
     async def _sweep(self, table: KeyTable, looked: _Looked, bucket: int, end: int) -> None:
-        """Delete every row of a bucket that has a version below `end`, while that is asked for."""
+        """Delete every row of a bucket with a version below `end`, while the expiry is enabled."""
         self._check_room()
         rows = table.key_buckets[bucket].rows
 

@@ -1,7 +1,7 @@
-"""How far the consumers of a table are behind: in rows, in time, and before retention.
+"""The lag of a table's consumers: in rows, in time, and before retention.
 
-Rows that a consumer has not read are counted on one cut of the table. How old the oldest of them is
-takes a look at the log, once for each place that a consumer stands at.
+Unread rows are counted on one cut of the table. The age of the oldest unread row needs a look at
+the log, once for each position of a consumer.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _WARN_PERCENT: Final = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerLag:
-    """How far one consumer is behind.
+    """The lag of one consumer.
 
-    `lag_ms` is the age of the oldest row that it has not read, 0 if it has read all; None where
-    that row is in the lake alone. `rows_at_risk` are unread rows that retention takes soon.
+    `lag_ms` is the age of the oldest unread row, 0 without unread rows; None if the row is only in
+    the lake. `rows_at_risk` are unread rows that retention deletes soon.
     """
 
     consumer: Consumer
@@ -55,7 +55,7 @@ class ConsumerLag:
 
 
 async def consumer_lags(table: OpenTable, runtime: Runtime) -> list[ConsumerLag]:
-    """Return how far each consumer of the table is behind, by owner and name."""
+    """Return the lag of each consumer of the table, by owner and name."""
     consumers = table.readers()
     if not consumers:
         return []
@@ -69,7 +69,7 @@ async def consumer_lags(table: OpenTable, runtime: Runtime) -> list[ConsumerLag]
 
 
 async def lag_now(table: OpenTable, consumer: Consumer, runtime: Runtime) -> ConsumerLag:
-    """Return how far one consumer is behind, without looking at the others of the table."""
+    """Return the lag of one consumer, independent of the table's other consumers."""
     unknown = set(_places(table, consumer)) - table.consumers.written_us.keys()
     if unknown:
         # Who asks for all consumers forgets those that nobody stands at any more.
@@ -82,7 +82,7 @@ def _all_places(table: OpenTable, consumers: Iterable[Consumer]) -> set[tuple[in
 
 
 def lag_of(table: OpenTable, consumer: Consumer, *, now_us: int) -> ConsumerLag:
-    """Return how far a consumer is behind, as far as that is known without reading the log."""
+    """Return the lag of a consumer, as known without a read of the log."""
     rows = sum(
         max(0, at.high_watermark - max(consumer.offsets[bucket], at.first_offset))
         for bucket, at in table.positions().items()
@@ -102,7 +102,7 @@ def lag_of(table: OpenTable, consumer: Consumer, *, now_us: int) -> ConsumerLag:
 
 
 def _places(table: OpenTable, consumer: Consumer) -> Iterable[tuple[int, int]]:
-    """The first rows in the log that a consumer has not read, by bucket and offset."""
+    """The first unread rows in the log, by bucket and offset."""
     for bucket, offset in consumer.offsets.items():
         if bucket < len(table.tablets):
             tablet = table.tablets[bucket]
@@ -128,13 +128,13 @@ def _read_times(
 
 
 def first_wanted(table: OpenTable, bucket: int) -> int | None:
-    """Return the first offset of a bucket that some consumer has not read; None without any."""
+    """Return the first offset of a bucket unread by some consumer; None without consumers."""
     offsets = [one.offsets[bucket] for one in table.readers() if bucket in one.offsets]
     return min(offsets, default=None)
 
 
 async def tell_of_rows_at_risk(table: OpenTable, runtime: Runtime) -> None:
-    """Note which consumers have not read what the log loses soon; say so once for each of them."""
+    """Log each consumer with unread rows about to leave the log, once."""
     consumers = _dependent(table)
     at_risk: dict[ConsumerKey, int] = {}
     if consumers and not table.properties.log_consumers_wait:
@@ -168,12 +168,12 @@ async def _due_soon(table: OpenTable, runtime: Runtime) -> dict[int, int]:
 
 
 def _logged_ends(table: OpenTable, before_us: int) -> dict[int, int]:
-    """Return up to where the log's own rows of each bucket are older than a time."""
+    """Return the offset in each bucket below which the log's rows are older than a time."""
     return {b: tablet.offset_for_timestamp(before_us) for b, tablet in enumerate(table.tablets)}
 
 
 def tell_of_lost_rows(table: OpenTable, bucket: int, *, start: int, end: int) -> int:
-    """Say which consumers had not read rows [start, end) that have left the log; count the rows."""
+    """Log the consumers without the rows [start, end), which have left the log; count the rows."""
     lost = 0
     for one in _dependent(table):
         rows = end - max(start, one.offsets.get(bucket, end))
@@ -187,5 +187,5 @@ def tell_of_lost_rows(table: OpenTable, bucket: int, *, start: int, end: int) ->
 
 
 def _dependent(table: OpenTable) -> list[Consumer]:
-    """Return the consumers that find rows in the log alone."""
+    """Return the consumers that read rows only from the log."""
     return [one for one in table.readers() if not (one.reads_lake and table.is_log_kept_in_lake)]

@@ -1,9 +1,9 @@
-"""How much disk the service's rows may take, and what happens as it fills up.
+"""The disk space of the service's rows, and the measures against a full disk.
 
-Over 80 % of the budget, tables are tiered before they are due, and log that the lake has is deleted
-before its age. Over all of it, writes are refused with a retriable error until there is room.
-Rows that are only in the log are never deleted: a budget costs freshness of the log, not rows.
-Event loop only.
+Above 80 % of the budget, tables are tiered before they are due, and log rows present in the lake
+are deleted before their age. Above the whole budget, writes get a retriable error until there is
+space. Rows that are only in the log are never deleted: a budget costs freshness of the log, not
+rows. Event loop only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EARLY_PERCENT: Final = 80
 
 
 class DiskBudget:
-    """The budget of one service; without `bytes_max` it looks at nothing and refuses nothing."""
+    """The budget of one service; without `bytes_max` nothing is measured or refused."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class DiskBudget:
         self.bytes_used = 0
 
     def check(self) -> None:
-        """Raise `OverloadedError` while rows take more than they may."""
+        """Raise `OverloadedError` while rows exceed the budget."""
         if self._is_full:
             raise OverloadedError(
                 f"the rows of this service take {self.bytes_used} of {self.bytes_max} bytes"
@@ -55,7 +55,7 @@ class DiskBudget:
             )
 
     async def look(self) -> None:
-        """Measure, make room where that loses nothing, and decide whether writes are taken."""
+        """Measure, delete rows that the lake has, and decide about writes."""
         if self.bytes_max is None:
             return
         self.bytes_used = await self._measure()
@@ -83,7 +83,7 @@ class DiskBudget:
 
 
 def bytes_below(folders: Iterable[Path]) -> list[int]:
-    """Return the size of everything in each folder, as it is found. Blocking."""
+    """Return the present size of each folder's contents. Blocking."""
     # What goes away meanwhile counts for nothing: RocksDB and dropped tables delete files.
     return [
         sum(_size(Path(parent, name)) for parent, _, names in os.walk(folder) for name in names)

@@ -1,7 +1,7 @@
-"""What the service does by itself, again and again: one list of jobs, run and stopped together.
+"""The service's repeated work: one list of jobs, started and stopped together.
 
-A look that fails is reported and tried again when it is due next: no job ends before the service.
-Event loop only.
+A failed look is logged and repeated at the next due time: no job ends before the service. Event
+loop only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TRANSACTION_TIMEOUTS_MS: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Looks `every_ms` after the last look ended; with `is_eager` at the start, too."""
+    """Calls `look` `every_ms` after the end of the last look; with `is_eager` at the start, too."""
 
     name: str
     every_ms: float
@@ -44,7 +44,7 @@ def upkeep_jobs(
     transaction_timeouts: Look,
     disk_budget: Look,
 ) -> list[Job]:
-    """Return the jobs of the tables, each as often as it is due."""
+    """Return the jobs of the tables with their intervals."""
     every_ms = config.retention_interval_ms
     return [
         Job(name="retention", every_ms=every_ms, look=retention),
@@ -71,11 +71,11 @@ class Upkeep:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, jobs: Iterable[Job]) -> None:
-        """Run these jobs as well, until `stop`."""
+        """Add these jobs and run them until `stop`."""
         self._tasks.extend(asyncio.ensure_future(_repeat(job)) for job in jobs)
 
     async def stop(self) -> None:
-        """Interrupt all jobs; when this returns, none touches anything any more."""
+        """Interrupt all jobs; after the return no job touches the tables."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()

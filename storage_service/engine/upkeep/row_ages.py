@@ -1,11 +1,11 @@
-"""How old the rows of a table's buckets are: offsets below which all was written before a time.
+"""The ages of rows in a table's buckets: offsets below which all rows are older than a time.
 
-A row by key has the offset of its version, and no time. The log knows times for as long as it has
-the changes; what it knew is kept here, as marks, in steps of a part of the time that is asked for.
+A row by key has the offset of its version, and no time. The log knows times while the log has the
+changes. Marks keep this knowledge, in steps of a fraction of the requested age.
 
 Invariants:
-- a mark (time, offset) of a bucket: everything below the offset was written at that time or before
-- marks that are lost, or were never made, make rows younger than they are, never older
+- a mark (time, offset) of a bucket: all rows below the offset were written at that time or earlier
+- missing marks make rows look younger, never older
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ class RowAges:
     """The marks of one table, in a file of its own. Blocking; one call at a time."""
 
     def __init__(self, file: StateFile) -> None:
-        """Read the marks in `file`; it need not exist."""
+        """Read the marks in `file`, which may be missing."""
         self._file = file
         self._marks = _load(file)
 
     def ends(self) -> dict[int, int]:
-        """Return bucket -> the greatest offset below which a time is known, of those with any."""
+        """Return the greatest marked offset of each bucket with marks."""
         return {bucket: marks[-1].offset for bucket, marks in self._marks.items() if marks}
 
     def advance(self, tablets: Sequence[LogTablet], *, now_us: int, age_us: int) -> None:
-        """Add what the logs know, for who will ask for rows older than `age_us`; durable then."""
+        """Add the knowledge of the logs, for later questions about rows older than `age_us`;
+        durable on return.
+        """
         step_us = max(age_us // _STEPS_PER_AGE, _STEP_US_MIN)
         old_us = now_us - age_us
         marks = {}
@@ -57,9 +59,9 @@ class RowAges:
             self._marks = marks
 
     def end_before(self, bucket: int, tablet: LogTablet, timestamp_us: int) -> int:
-        """Return an offset of the bucket below which all was written before a time, 0 if unknown.
+        """Return an offset of the bucket below which all rows are older than a time, 0 if unknown.
 
-        The greatest one, but for a step between two marks.
+        The greatest such offset, except for a step between two marks.
         """
         marks = self._marks.get(bucket, ())
         place = bisect_right(marks, timestamp_us - 1, key=_timestamp_us)
