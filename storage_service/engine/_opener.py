@@ -405,9 +405,9 @@ def adopt_table(
 
     The log of the table is empty.
     """
-    found = find()
-    registry.check_new(found.descriptor)
-    return begin_adopted(take_over(found, registry, now_us), registry, directory, now_us)
+    rows = find()
+    registry.check_new(rows.descriptor)
+    return begin_adopted(take_over(rows, registry, now_us), registry, directory, now_us)
 
 
 class TakenOver(NamedTuple):

@@ -163,30 +163,30 @@ class Consumers:
                 f" {name[:80]!r}"
             )
         self._check_not_ended()
-        known = {consumer.key: consumer for consumer in self.current(ttl_ms)}
-        before = known.get((owner, name))
-        if before is None:
-            self._check_room(known, owner)
-        kept = before.offsets if is_part and before is not None else {}
+        current = {consumer.key: consumer for consumer in self.current(ttl_ms)}
+        previous = current.get((owner, name))
+        if previous is None:
+            self._check_room(current, owner)
+        kept_offsets = previous.offsets if is_part and previous is not None else {}
         said = Consumer(
             owner=owner,
             name=name,
-            offsets={**kept, **offsets},
+            offsets={**kept_offsets, **offsets},
             reported_us=self._runtime.clock_us(),
             reads_lake=reads_lake,
         )
-        self._change({**known, said.key: said})
+        self._change({**current, said.key: said})
         saved = self._saved.get(said.key)
         is_behind = not self._is_saved_known or saved is None or saved.offsets != said.offsets
-        if before is None or saved is None or (is_durable and is_behind) or self._is_due():
+        if previous is None or saved is None or (is_durable and is_behind) or self._is_due():
             await self._save_since(self._changes)
         return said
 
     def find(self, name: str, *, owner: str, ttl_ms: int) -> Consumer | None:
         """Return the consumer of this name with a report within `ttl_ms`."""
-        found = self._consumers.get((owner, name))
+        consumer = self._consumers.get((owner, name))
         oldest_us = self._runtime.clock_us() - ttl_ms * 1_000
-        return found if found is not None and found.reported_us > oldest_us else None
+        return consumer if consumer is not None and consumer.reported_us > oldest_us else None
 
     async def forget(self, name: str, *, owner: str, of_others: bool = False) -> None:
         """Forget the owner's consumer of this name, if any.
@@ -199,7 +199,9 @@ class Consumers:
             if not gone and of_others:
                 gone = {key for key in self._consumers if key[1] == name}
             if gone:
-                self._change({k: one for k, one in self._consumers.items() if k not in gone})
+                self._change(
+                    {k: consumer for k, consumer in self._consumers.items() if k not in gone}
+                )
                 await self._save()
 
     async def save(self, *, is_last: bool = False) -> None:
@@ -230,11 +232,11 @@ class Consumers:
     def _check_room(self, known: Mapping[ConsumerKey, Consumer], owner: str) -> None:
         of_owner = sum(key[0] == owner for key in known)
         if of_owner >= self._owner_consumers_max or len(known) >= self._consumers_max:
-            whose, limit = "this token", self._owner_consumers_max
+            scope, limit = "this token", self._owner_consumers_max
             if of_owner < self._owner_consumers_max:
-                whose, limit = "all tokens together", self._consumers_max
+                scope, limit = "all tokens together", self._consumers_max
             raise ConsumerLimitError(
-                f"table '{self._table}' has its limit of {limit} consumers of {whose}; forget one"
+                f"table '{self._table}' has its limit of {limit} consumers of {scope}; forget one"
                 " with 'streamhouse consumers --forget'"
             )
 
@@ -243,9 +245,9 @@ class Consumers:
         age_ms = (self._runtime.clock_us() - self._saved_us) / 1_000
         if age_ms < SAVE_MS:
             return False
-        now = {key: one.offsets for key, one in self._consumers.items()}
-        then = {key: one.offsets for key, one in self._saved.items()}
-        return now != then or age_ms >= _SAVE_UNMOVED_MS
+        offsets = {key: consumer.offsets for key, consumer in self._consumers.items()}
+        saved_offsets = {key: consumer.offsets for key, consumer in self._saved.items()}
+        return offsets != saved_offsets or age_ms >= _SAVE_UNMOVED_MS
 
     async def _save(self) -> None:
         consumers, changes = self._consumers, self._changes
@@ -262,10 +264,10 @@ def _load(file: StateFile, table: str) -> dict[ConsumerKey, Consumer]:
     if not file.exists():
         return {}
     try:
-        found = [Consumer.from_json(value) for value in file.load()["consumers"]]
+        stored = [Consumer.from_json(value) for value in file.load()["consumers"]]
     except (CorruptDataError, KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, CorruptDataError) and file.is_of_another_format():
             raise
         _logger.error("event=consumers_lost table=%s why=%r", table, str(error))
         return {}
-    return {consumer.key: consumer for consumer in found}
+    return {consumer.key: consumer for consumer in stored}

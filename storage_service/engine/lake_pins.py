@@ -151,11 +151,11 @@ class LakePins:
     def _check_room(self, pins: Mapping[_Key, LakePin], owner: str) -> None:
         of_owner = sum(key[0] == owner for key in pins)
         if of_owner >= self._owner_pins_max or len(pins) >= self._pins_max:
-            whose, limit = ("this token", self._owner_pins_max)
+            scope, limit = ("this token", self._owner_pins_max)
             if of_owner < self._owner_pins_max:
-                whose, limit = ("all readers together", self._pins_max)
+                scope, limit = ("all readers together", self._pins_max)
             raise OverloadedError(
-                f"table '{self._table}' has its limit of {limit} lake pins of {whose}; remove one,"
+                f"table '{self._table}' has its limit of {limit} lake pins of {scope}; remove one,"
                 " or wait until one ends"
             )
 

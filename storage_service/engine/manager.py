@@ -311,8 +311,8 @@ class TabletManager:
         """Raise `TableNotFoundError` for a dropped table, `UnavailableError` for a moved table."""
         if table.is_dropped:
             self._check_not_away(table.path)
-            now = self._tables.get(table.path)
-            if now is not None and now.info.table_id == table.info.table_id:
+            served = self._tables.get(table.path)
+            if served is not None and served.info.table_id == table.info.table_id:
                 raise UnavailableError(f"the move of '{table.path}' was given up; try again")
             error = self.registry.not_found(table.path)
             error.table = str(table.path)
@@ -349,12 +349,14 @@ class TabletManager:
         """
         async with self.runtime.changing_files:
             self.check_open(table)
-            found, now_us = await self.runtime.run(find), self.runtime.clock_us()
-            taken = await self.runtime.run(take_over, found, self.registry, now_us)
+            lake_tables, now_us = await self.runtime.run(find), self.runtime.clock_us()
+            new_table = await self.runtime.run(take_over, lake_tables, self.registry, now_us)
             async with self._leaving_for_good([table]):
                 await self.runtime.run(self.registry.set_aside, table.path)
             await self.give_up(table)
-            begin = self.runtime.run(begin_adopted, taken, self.registry, self.directory, now_us)
+            begin = self.runtime.run(
+                begin_adopted, new_table, self.registry, self.directory, now_us
+            )
             return await self._open_new(await begin)
 
     async def _open_new(self, new: NewTable) -> OpenTable:
@@ -441,9 +443,9 @@ class TabletManager:
         try:
             yield
         except StreamhouseError:
-            known = {info.path for info in self.registry.tables()}
+            registered = {info.path for info in self.registry.tables()}
             for table in tables:
-                if table.path in known:
+                if table.path in registered:
                     self._add(table)
                     table.go_on_saving()
             raise
@@ -572,8 +574,8 @@ class TabletManager:
         await self.upkeep.stop()
         await self.transactions.stop()
         tables = (*self.open_tables(), *self._leaving.values())
-        said = (table.consumers.save(is_last=True) for table in tables)
-        await asyncio.gather(*said, return_exceptions=True)  # what fails is said again
+        saves = (table.consumers.save(is_last=True) for table in tables)
+        await asyncio.gather(*saves, return_exceptions=True)  # what fails is said again
         await asyncio.gather(*(table.stop(flush=True) for table in tables))
         await self.runtime.run(self._committer.stop)
         # Groups that the commit thread handed over are completed before the logs are closed.

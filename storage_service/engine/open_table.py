@@ -143,8 +143,8 @@ class OpenTable(abc.ABC):
 
         Rows may have been made for columns that were replaced since.
         """
-        known = self.info.schema_versions
-        if any(batch.schema_id not in known for batch in batches):
+        versions = self.info.schema_versions
+        if any(batch.schema_id not in versions for batch in batches):
             raise UnavailableError(
                 f"table '{self.path}' has got other columns just now, those of a schema that was"
                 " registered; send the rows again"
@@ -380,18 +380,18 @@ class LogTable(OpenTable):
             return Appended(ranges={}, timestamp_us=clock_us())
         unit = [(self.tablet(batch.bucket), batch) for batch in batches]
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[CommitOutcome] = loop.create_future()
+        committed: asyncio.Future[CommitOutcome] = loop.create_future()
 
         def answer(outcome: CommitOutcome) -> None:
-            if not done.done():
-                done.set_result(outcome)
+            if not committed.done():
+                committed.set_result(outcome)
 
         def on_done(outcome: CommitOutcome) -> None:
             self.gate.leave()
             if 0 < self.wakeups.count <= _READERS_FIRST_MAX:
                 loop.call_soon(answer, outcome)
-            elif not done.done():
-                done.set_result(outcome)
+            elif not committed.done():
+                committed.set_result(outcome)
 
         await self.gate.enter()
         stage_ended("gate")
@@ -401,7 +401,7 @@ class LogTable(OpenTable):
         except BaseException:
             self.gate.leave()
             raise
-        outcome = await done
+        outcome = await committed
         stages = STAGES.get()
         if stages is not None and outcome.times is not None:
             outcome.tell(stages)

@@ -135,8 +135,8 @@ class TableMoves:
         manager, moves = self._manager, self._registry.moves
         table = manager.table(path)
         table_id = table.info.table_id
-        known = self._going.get(table_id)
-        ticket = moves.leaving.get(table_id) if known is None else known.ticket
+        going = self._going.get(table_id)
+        ticket = moves.leaving.get(table_id) if going is None else going.ticket
         if ticket is not None:
             raise moving(ticket)
         if table_id in manager.directory.former:

@@ -86,7 +86,7 @@ class Watch:
         self._limit = limit
         self._tables = tuple(buckets)
         self._places = [
-            wakeups.waiting(bucket) for wakeups, own in buckets.items() for bucket in own
+            wakeups.waiting(bucket) for wakeups, numbers in buckets.items() for bucket in numbers
         ]
         self._woken: set[tuple[Wakeups, int]] = set()
         self._future: asyncio.Future[None] | None = None

@@ -184,10 +184,10 @@ class KeyPlanner:
         Yields before each step: a thread may do the remaining steps.
         """
         for together in _together(requests):
-            asked = [(write, request) for request in together for write in request.writes]
-            if together[0].schema is not None and len(asked) > 1:
+            pairs = [(write, request) for request in together for write in request.writes]
+            if together[0].schema is not None and len(pairs) > 1:
                 yield
-                if self._refusal(asked) is None:
+                if self._refusal(pairs) is None:
                     continue
             for request in together:
                 for write in request.writes:

@@ -131,12 +131,12 @@ class KeyWriter:
         """
         if self._is_stopping:
             raise UnavailableError(f"table '{self._table}' is being closed and takes no writes")
-        done: asyncio.Future[Appended] = self._loop.create_future()
+        answer: asyncio.Future[Appended] = self._loop.create_future()
         stages = STAGES.get() if writes else None
-        request = KeyRequest(writes, columns, writer_id, done, timestamp_us, stages)
+        request = KeyRequest(writes, columns, writer_id, answer, timestamp_us, stages)
         self._waiting.append(request)
         self._changed.set()
-        return done
+        return answer
 
     async def settle(self) -> None:
         """Return when all accepted writes are answered."""
@@ -224,27 +224,29 @@ class KeyWriter:
 
     def _next_requests(self) -> list[KeyRequest]:
         """Return the waiting requests to be planned as a round now; empty if it is too early."""
-        taken: list[KeyRequest] = []
+        chosen: list[KeyRequest] = []
         if self._planned is not None:
-            return taken
-        before = None if self._stored is None else self._stored.requests
-        numbered: set[tuple[int, int]] = set().union(*(r.numbered_buckets for r in before or ()))
+            return chosen
+        stored_requests = None if self._stored is None else self._stored.requests
+        numbered: set[tuple[int, int]] = set().union(
+            *(r.numbered_buckets for r in stored_requests or ())
+        )
         rows = writes = 0
         for request in self._waiting:
             rows += request.row_count
             writes += max(len(request.writes), 1)
-            if taken and (rows > _ROUND_ROWS_MAX or writes > _ROUND_WRITES_MAX):
+            if chosen and (rows > _ROUND_ROWS_MAX or writes > _ROUND_WRITES_MAX):
                 break
-            beside = taken or before
-            if beside and not (request.is_published and beside[0].is_published):
+            neighbours = chosen or stored_requests
+            if neighbours and not (request.is_published and neighbours[0].is_published):
                 break
             # The log knows the writer's last batch only once that is stored: one a round.
             if not numbered.isdisjoint(request.numbered_buckets):
                 break
             numbered |= request.numbered_buckets
-            taken.append(request)
+            chosen.append(request)
         is_worth_it = rows >= _OVERLAPPING_ROWS or writes >= _ROUND_WRITES_MAX
-        return taken if before is None or is_worth_it else []
+        return chosen if stored_requests is None or is_worth_it else []
 
     def _may_grow(self, requests: Sequence[KeyRequest]) -> bool:
         """Whether a round of these requests waits for the requests of the loop's next turn.
@@ -326,9 +328,9 @@ class KeyWriter:
         async with self._turn:
             for bucket in buckets:
                 self._begin_run(bucket)
-            left = [bucket for bucket in buckets if bucket.rows.needs_upkeep]
-            if left:
-                await self._loop.run_in_executor(self._executor, _keep_up, left)
+            due_buckets = [bucket for bucket in buckets if bucket.rows.needs_upkeep]
+            if due_buckets:
+                await self._loop.run_in_executor(self._executor, _keep_up, due_buckets)
 
     def _begin_run(self, bucket: KeyBucket) -> None:
         """Hand over due changes, on a thread, while rounds continue. A further run waits."""

@@ -110,8 +110,8 @@ class KeyLookup:
         is_one = len(self._bucket_key) == 1
         self._to_hash: Final = type_of(column.type).hashed_bytes if is_one else None
         fields = [field.with_nullable(True) for field in self._codec.arrow_schema]
-        found = pa.field(FOUND_COLUMN, pa.bool_(), nullable=False)
-        self._answer_schema: Final = pa.schema([*fields, found])
+        found_field = pa.field(FOUND_COLUMN, pa.bool_(), nullable=False)
+        self._answer_schema: Final = pa.schema([*fields, found_field])
         self.least_row_bytes: Final = least_row_bytes(self._codec.arrow_schema)
         """What a row of an answer takes in memory at least."""
 
@@ -148,9 +148,9 @@ class KeyLookup:
             return self._find_many(keys, bytes_max=bytes_max)
         # So few rows are counted once they are found.
         size_max = bytes_max if len(keys.encoded) > _UNCOUNTED_KEYS else _ANY_SIZE
-        found = self._find_few(keys, bytes_max=size_max, reads_files=True)
-        assert found is not None
-        return found
+        rows = self._find_few(keys, bytes_max=size_max, reads_files=True)
+        assert rows is not None
+        return rows
 
     def _find_few(self, keys: Keys, *, bytes_max: int, reads_files: bool) -> StoredRows | None:
         encoded = keys.encoded
@@ -160,19 +160,19 @@ class KeyLookup:
         for number, positions in _grouped(keys.buckets).items():
             is_whole = len(positions) == len(encoded)
             rows = self._usable(number)
-            found = rows.find_few(
+            found_values = rows.find_few(
                 encoded if is_whole else [encoded[p] for p in positions],
                 hashes if is_whole else [hashes[p] for p in positions],
                 bytes_max=bytes_max,
                 reads_files=reads_files,
             )
-            if found is None:
+            if found_values is None:
                 return None
             self._check_version(rows)
-            ends[number] = found.end_offset
+            ends[number] = found_values.end_offset
             if is_whole:
-                return StoredRows(found.values, ends)
-            for position, value in zip(positions, found.values, strict=True):
+                return StoredRows(found_values.values, ends)
+            for position, value in zip(positions, found_values.values, strict=True):
                 values[position] = value
                 bytes_max -= 0 if value is None else len(value)
         return StoredRows(values, ends)
@@ -185,20 +185,20 @@ class KeyLookup:
         parts, places, ends = [], [], {}
         bytes_left = bytes_max
         for number in present:
-            wanted = encoded
+            bucket_keys = encoded
             if len(present) > 1:
                 places.append(np.flatnonzero(numbers == number))
-                wanted = encoded.take(pa.array(places[-1]))
+                bucket_keys = encoded.take(pa.array(places[-1]))
             rows = self._usable(number)
-            found = rows.find(wanted, bytes_max=bytes_left)
+            found_values = rows.find(bucket_keys, bytes_max=bytes_left)
             self._check_version(rows)
-            count = len(wanted) - found.values.null_count
-            bytes_left -= max(found.values.nbytes, count * self.least_row_bytes)
+            count = len(bucket_keys) - found_values.values.null_count
+            bytes_left -= max(found_values.values.nbytes, count * self.least_row_bytes)
             # Of a bucket's few rows nobody knows how large they are before they are found.
             if bytes_left < 0:
                 raise too_many_bytes(self._rules.table, bytes_max)
-            ends[number] = found.end_offset
-            parts.append(found.values)
+            ends[number] = found_values.end_offset
+            parts.append(found_values.values)
         if len(parts) == 1:
             return StoredRows(parts[0], ends)
         order = np.empty(len(encoded), dtype=np.int64)
@@ -227,8 +227,8 @@ class KeyLookup:
             columns = self._codec.decode(values.drop_null()).columns
             if values.null_count:
                 present = is_found.to_numpy(zero_copy_only=False)
-                taken = pa.array(np.cumsum(present) - 1, mask=~present)
-                columns = [column.take(taken) for column in columns]
+                row_positions = pa.array(np.cumsum(present) - 1, mask=~present)
+                columns = [column.take(row_positions) for column in columns]
         rows = pa.RecordBatch.from_arrays([*columns, is_found], schema=self._answer_schema)
         return KeyAnswer(rows=rows, ends=found.ends)
 
@@ -254,10 +254,10 @@ class KeyLookup:
         check_prefix_columns(prefixes.schema.names, self._rules)
         batches: list[pa.RecordBatch] = []
         ends: dict[int, int] = {}
-        more: list[int] = []
+        cut_prefixes: list[int] = []
         for position in range(prefixes.num_rows):
             prefix = prefixes.slice(position, 1)
-            found: list[pa.RecordBatch] = []
+            bucket_rows: list[pa.RecordBatch] = []
             for number in self._buckets_of_prefix(prefix):
                 rows_of = self._usable(number)
                 part = rows_of.prefix_lookup(prefix, rows_max=rows_max, bytes_max=bytes_left)
@@ -266,14 +266,14 @@ class KeyLookup:
                     raise too_many_bytes(self._rules.table, bytes_max)
                 self._check_version(rows_of)
                 ends[number] = part.end_offset
-                found.append(part.rows)
-            rows = self._merged(found)
+                bucket_rows.append(part.rows)
+            rows = self._merged(bucket_rows)
             if rows.num_rows > rows_max:
-                more.append(position)
+                cut_prefixes.append(position)
             batches.append(rows.slice(0, rows_max))
         if not batches:
             return KeyAnswer(rows=empty_batch(self._codec.arrow_schema), ends=ends)
-        return KeyAnswer(rows=pa.concat_batches(batches), ends=ends, more=more)
+        return KeyAnswer(rows=pa.concat_batches(batches), ends=ends, more=cut_prefixes)
 
     def _usable(self, number: int) -> KvTablet:
         bucket = self._buckets[number]

@@ -121,16 +121,16 @@ def make_rows(lost: LostRows, *, why: str, go_on: Callable[[], None] = lambda: N
     try:
         if start > 0:
             _copy_lake_rows(lost, aside, why=f"{where}: {why}", go_on=go_on)
-        with contextlib.closing(lost.open_rows(aside)) as made:
-            replay_log(log, made, info=lost.info, where=where, go_on=go_on)
-            made.flush()
-            found = (made.row_count, made.applied_offset)
+        with contextlib.closing(lost.open_rows(aside)) as rows:
+            replay_log(log, rows, info=lost.info, where=where, go_on=go_on)
+            rows.flush()
+            counts = (rows.row_count, rows.applied_offset)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     source = "lake" if start else "changelog"
     _logger.warning(
-        "event=restored bucket=%r from=%s rows=%d end=%d why=%r", where, source, *found, why
+        "event=restored bucket=%r from=%s rows=%d end=%d why=%r", where, source, *counts, why
     )
 
 
@@ -154,26 +154,28 @@ def _copy_lake_rows(lost: LostRows, aside: Path, *, why: str, go_on: Callable[[]
             " directory from a backup"
         )
     try:
-        found = lost.lake_rows(lost.info, lost.lake, lost.bucket)
+        lake_part = lost.lake_rows(lost.info, lost.lake, lost.bucket)
     except StreamhouseError as error:
         raise type(error)(f"{why}; they cannot be read from the lake: {error.message}") from error
-    if not start <= found.end_offset <= end:
+    if not start <= lake_part.end_offset <= end:
         raise CorruptDataError(
-            f"{why} and ends at {end}; the lake has them up to {found.end_offset}, so"
+            f"{why} and ends at {end}; the lake has them up to {lake_part.end_offset}, so"
             " changes between are missing: restore the bucket's kv directory from a backup"
         )
-    own = None if found.fingerprint is None else log.fingerprint(found.end_offset)
-    if own is not None and own.hex() != found.fingerprint:
+    log_fingerprint = (
+        None if lake_part.fingerprint is None else log.fingerprint(lake_part.end_offset)
+    )
+    if log_fingerprint is not None and log_fingerprint.hex() != lake_part.fingerprint:
         raise HistoryDivergedError(
-            f"{why}; the lake has other rows below offset {found.end_offset} than the log, so they"
-            " cannot be got from there: see 'Two histories' in docs/operations.md"
+            f"{why}; the lake has other rows below offset {lake_part.end_offset} than the log, so"
+            " they cannot be got from there: see 'Two histories' in docs/operations.md"
         )
     with contextlib.closing(lost.open_rows(aside)) as restored:
-        for batch in found.batches:
+        for batch in lake_part.batches:
             go_on()
             versions = batch.column(OFFSET_COLUMN).to_numpy()
             restored.restore(batch.drop_columns([OFFSET_COLUMN]), versions)
-        restored.restored(found.end_offset)
+        restored.restored(lake_part.end_offset)
 
 
 def _beside(rows: Path, suffix: str) -> Path:

@@ -81,9 +81,9 @@ class WarmRows:
 
     def leave(self, path: str) -> None:
         """Close the rows of the directory at `path`, before the directory is moved or removed."""
-        found = _TABLE.match(path)
-        if found is not None:
-            self._leave_table(int(found[1]))
+        match = _TABLE.match(path)
+        if match is not None:
+            self._leave_table(int(match[1]))
 
     def follow(self, paths: Iterable[str]) -> None:
         """Apply the changes of the files at these paths."""
@@ -91,13 +91,13 @@ class WarmRows:
         if "service.json" in changed and not self._directory.service_id:
             self.open_all()
         for path in sorted(changed):
-            found = _TABLE_FILE.fullmatch(path)
-            if found is not None:
-                self._follow_table(int(found[1]))
+            match = _TABLE_FILE.fullmatch(path)
+            if match is not None:
+                self._follow_table(int(match[1]))
         for path in sorted(changed):
-            found = _LOG_FILE.fullmatch(path)
-            if found is not None:
-                self._follow_bucket(int(found[1]), int(found[2]))
+            match = _LOG_FILE.fullmatch(path)
+            if match is not None:
+                self._follow_bucket(int(match[1]), int(match[2]))
 
     def load_some(self) -> bool:
         """Load some more rows into memory; return whether more remain."""

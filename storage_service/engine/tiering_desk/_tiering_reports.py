@@ -34,13 +34,13 @@ def check_report(table: OpenTable, lake: LakeState) -> None:
 
     The offsets of all the lake tables name all buckets and go forward, within the log.
     """
-    known = table.lake
-    _check_offsets(table, lake.tiered_offsets, recorded=known.tiered_offsets)
-    batch = known.batch
+    present = table.lake
+    _check_offsets(table, lake.tiered_offsets, recorded=present.tiered_offsets)
+    batch = present.batch
     if batch is not None and lake.batch is not None and batch.table_uuid != lake.batch.table_uuid:
         # Somebody dropped its lake table: it is filled anew, from the first row on.
         batch = None
-    for side, was in ((lake.changelog, known.changelog), (lake.batch, batch)):
+    for side, was in ((lake.changelog, present.changelog), (lake.batch, batch)):
         if side is not None:
             recorded = {} if was is None else was.tiered_offsets
             _check_offsets(table, side.tiered_offsets, recorded=recorded)
@@ -62,9 +62,9 @@ def batch_of_report(
     table: OpenTable, batch: SideLakeState | None, *, epoch: int
 ) -> SideLakeState | None:
     """Return the table's batch layout after the report `batch` of the round `epoch`."""
-    known = table.lake
-    is_former = 0 < epoch <= known.batch_since_epoch
-    return known.batch if batch is None or is_former else batch
+    present = table.lake
+    is_former = 0 < epoch <= present.batch_since_epoch
+    return present.batch if batch is None or is_former else batch
 
 
 def due_of_report(table: OpenTable, due_us: int | None, *, epoch: int) -> int | None:
@@ -103,9 +103,9 @@ def _check_offsets(
 
 
 def _check_names(table: OpenTable, tiered_offsets: Mapping[int, int]) -> None:
-    wanted = set(range(table.info.bucket_count))
-    if set(tiered_offsets) != wanted:
-        odd = sorted(wanted ^ set(tiered_offsets))
+    buckets = set(range(table.info.bucket_count))
+    if set(tiered_offsets) != buckets:
+        odd = sorted(buckets ^ set(tiered_offsets))
         raise InvalidRequestError(
             f"table '{table.path}': tiered offsets must name exactly the buckets"
             f" 0..{table.info.bucket_count - 1}; bucket {odd[0]} is missing or unknown"

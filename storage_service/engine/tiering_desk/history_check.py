@@ -36,12 +36,12 @@ def check_history(table: OpenTable, lakes: Iterable[CoveredOffsets]) -> None:
 
 def fingerprints_at(table: OpenTable, offsets: Mapping[int, int]) -> dict[int, str]:
     """Return bucket -> the log's fingerprint at its offset, of the buckets where one is known."""
-    found = {}
+    fingerprints = {}
     for bucket, offset in offsets.items():
         fingerprint = table.tablet(bucket).fingerprint(offset)
         if fingerprint is not None:
-            found[bucket] = fingerprint.hex()
-    return found
+            fingerprints[bucket] = fingerprint.hex()
+    return fingerprints
 
 
 def covered_by(lake: LakeState | SideLakeState) -> CoveredOffsets:
@@ -58,17 +58,19 @@ def divergence_of(
 
     `histories` are what the snapshots of this table say, `covered` the current one of the lake.
     """
-    found = []
+    divergences = []
     for bucket, tablet in enumerate(table.tablets):
         log_end, lake_end = tablet.log_end_offset, covered.tiered_offsets.get(bucket, 0)
         # What was registered came from this log: the lake only goes forward.
         common = min(table.lake.tiered_offsets.get(bucket, 0), log_end, lake_end)
         for snapshot in histories:
             end = snapshot.tiered_offsets.get(bucket, 0)
-            own = tablet.fingerprint(end) if end > common else None
-            if own is not None and own.hex() == snapshot.fingerprints.get(bucket):
+            log_fingerprint = tablet.fingerprint(end) if end > common else None
+            if log_fingerprint is not None and log_fingerprint.hex() == snapshot.fingerprints.get(
+                bucket
+            ):
                 common = end
-        found.append(
+        divergences.append(
             BucketDivergence(
                 bucket=bucket,
                 common_offset=common,
@@ -77,7 +79,7 @@ def divergence_of(
                 lake_end_offset=lake_end,
             )
         )
-    return tuple(found)
+    return tuple(divergences)
 
 
 def is_proven(table: OpenTable, covered: CoveredOffsets) -> bool:
@@ -99,12 +101,12 @@ def _problem(table: OpenTable, covered: CoveredOffsets) -> str:
                 f", bucket {bucket}: the lake has rows up to offset {end:,}, but this log ends at"
                 f" {log_end:,}"
             )
-        said = covered.fingerprints.get(bucket)
-        own = None if said is None else tablet.fingerprint(end)
-        if own is None:
+        stated = covered.fingerprints.get(bucket)
+        log_fingerprint = None if stated is None else tablet.fingerprint(end)
+        if log_fingerprint is None:
             if end > table.lake.tiered_offsets.get(bucket, 0):
                 unproven.append(bucket)
-        elif own.hex() != said:
+        elif log_fingerprint.hex() != stated:
             return f", bucket {bucket}: the lake has other rows below offset {end:,} than this log"
     if unproven and covered.epoch > table.lake.tiering_epoch:
         # An epoch is durable here before a worker gets it.

@@ -300,7 +300,7 @@ class TieringCoordinator:
             rows = CoveredOffsets(
                 tiered_offsets=report.tiered_offsets, epoch=epoch, fingerprints=report.fingerprints
             )
-            own = await self._checked(table, rows, sides=(report.changelog, report.batch))
+            fingerprints = await self._checked(table, rows, sides=(report.changelog, report.batch))
             lake = table.lake
             truncated = report.truncated_offsets
             reported = replace(
@@ -312,7 +312,7 @@ class TieringCoordinator:
                 batch=batch_of_report(table, report.batch, epoch=epoch),
                 truncated_offsets=dict(lake.truncated_offsets if truncated is None else truncated),
                 expired_offsets=further(lake.expired_offsets, report.expired_offsets),
-                fingerprints=own,
+                fingerprints=fingerprints,
             )
             if reported != lake:
                 check_report(table, reported)
@@ -380,16 +380,16 @@ class TieringCoordinator:
         looks again: a later commit is never undone.
         """
         for _ in range(_LOOKS_MAX):
-            known = table.lake
-            if known.snapshot_id is None or known.diverged:
+            present = table.lake
+            if present.snapshot_id is None or present.diverged:
                 break
             snapshot_id = await head()
             async with self.round_of(table).lock:
                 lake = table.lake
                 if (lake.snapshot_id, lake.tiered_offsets, lake.expired_offsets) != (
-                    known.snapshot_id,
-                    known.tiered_offsets,
-                    known.expired_offsets,
+                    present.snapshot_id,
+                    present.tiered_offsets,
+                    present.expired_offsets,
                 ):
                     continue
                 if snapshot_id is not None:
@@ -413,12 +413,12 @@ class TieringCoordinator:
         self, table: OpenTable, rows: CoveredOffsets, *, sides: Iterable[SideLakeState | None]
     ) -> Mapping[int, str]:
         """Return the log's fingerprints at the offsets covered by `rows`; raises as `_check`."""
-        known = table.lake
+        present = table.lake
         lakes = [rows, *(covered_by(side) for side in sides if side is not None)]
-        recorded = (known, known.changelog, known.batch)
-        said = [covered_by(lake) for lake in recorded if lake is not None]
-        if not known.diverged and all(replace(lake, epoch=0) in said for lake in lakes):
-            return known.fingerprints
+        recorded = (present, present.changelog, present.batch)
+        covers = [covered_by(lake) for lake in recorded if lake is not None]
+        if not present.diverged and all(replace(lake, epoch=0) in covers for lake in lakes):
+            return present.fingerprints
         await self._check(table, lakes)
         return await self._runtime.run(fingerprints_at, table, rows.tiered_offsets)
 

@@ -237,7 +237,7 @@ def listed(
 
     A finished transaction has the time of its end, an open transaction the time of its begin.
     """
-    found: list[tuple[int, int, dict[str, Any]]] = []
+    states: list[tuple[int, int, dict[str, Any]]] = []
 
     def add(
         spec: TransactionSpec,
@@ -258,7 +258,7 @@ def listed(
             "reason": reason[:_REASON_LENGTH_MAX],
         }
         # Of those of one moment the one that was added last is the newest.
-        found.append((spec.begun_us if timestamp_us is None else timestamp_us, len(found), entry))
+        states.append((spec.begun_us if timestamp_us is None else timestamp_us, len(states), entry))
 
     for refusal in outcomes.refusals:
         spec, row_count, error, timestamp_us = refusal
@@ -270,7 +270,7 @@ def listed(
         add(outcome.spec, result.status, result.row_count, result.timestamp_us)
     for transaction in unfinished:
         add(transaction.spec, transaction.status, transaction.row_count)
-    return [entry for *_, entry in heapq.nlargest(limit, found)]
+    return [entry for *_, entry in heapq.nlargest(limit, states)]
 
 
 def digest_of(parts: Sequence[str], linked: LinkedCommit | None = None) -> str:

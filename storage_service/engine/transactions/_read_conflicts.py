@@ -105,14 +105,14 @@ class ReadConflicts:
             self._checked[bucket] = end
 
     def _check_same_table(self) -> None:
-        info, said = self._table.info, self._position.table_id
-        if said is None:
+        info, stated_id = self._table.info, self._position.table_id
+        if stated_id is None:
             return
         try:
-            info.check_positions(self._read, table_id=said)
+            info.check_positions(self._read, table_id=stated_id)
         except TableNotFoundError as error:
             raise self._conflict(
-                f"it was dropped and created again (table id {said}, now {info.table_id})"
+                f"it was dropped and created again (table id {stated_id}, now {info.table_id})"
             ) from error
         except OffsetOutOfRangeError as error:
             raise self._conflict(error.message) from error
@@ -130,9 +130,9 @@ class ReadConflicts:
             self._keys[bucket] = self._staged_keys(bucket)
         keys = self._keys[bucket]
         for rows in self._changes(bucket, end):
-            found = pc.index(pc.is_in(self._encoded(rows), value_set=keys), True).as_py()
-            if found >= 0:
-                key = rows.slice(found, 1).to_pylist()[0]
+            position = pc.index(pc.is_in(self._encoded(rows), value_set=keys), True).as_py()
+            if position >= 0:
+                key = rows.slice(position, 1).to_pylist()[0]
                 named = ", ".join(f"{name} = {value!r}" for name, value in key.items())
                 raise self._conflict(f"somebody changed the row with {named}")
 
@@ -165,13 +165,13 @@ class ReadConflicts:
 
     def _staged_keys(self, bucket: int) -> pa.Array:
         schema = self._table.info.schema.select(self._primary_key, table=str(self._table.path))
-        found = [
+        changes = [
             self._encoded(
                 conform(rows.select(self._primary_key), schema, table=str(self._table.path))
             )
             for rows in staged_rows(self._parts, bucket)
         ]
-        return pa.concat_arrays(found)
+        return pa.concat_arrays(changes)
 
     def _encoded(self, rows: pa.RecordBatch) -> pa.Array:
         return encode_key([rows.column(name) for name in self._primary_key])

@@ -131,11 +131,11 @@ class TransactionCommit:
 
     async def store(self) -> Mapping[int, tuple[int, int]]:
         """Make all rows durable; return bucket -> (start, end)."""
-        done = self._positions()
-        self._progress.rows_stored = sum(done.values())
+        positions = self._positions()
+        self._progress.rows_stored = sum(positions.values())
         await self._sink.begin()
         chunks = chunks_of(
-            self._parts, done=done, bytes_max=self._services.chunk_bytes, rows_max=_CHUNK_ROWS
+            self._parts, done=positions, bytes_max=self._services.chunk_bytes, rows_max=_CHUNK_ROWS
         )
         # The next piece is read while one is stored.
         reading = asyncio.ensure_future(self._services.runtime.run(next, chunks, None))
@@ -160,19 +160,19 @@ class TransactionCommit:
 
     def _positions(self) -> dict[int, int]:
         """Return the number of stored rows of each bucket."""
-        done = {}
+        positions = {}
         for bucket, start in self._decision.starts.items():
             log = self._table.tablets[bucket]
-            done[bucket] = log.last_sequence(TRANSACTION_WRITER, since=start)
+            positions[bucket] = log.last_sequence(TRANSACTION_WRITER, since=start)
             end = log.log_end_offset
             is_log = isinstance(self._table, LogTable)
-            if end < start or (is_log and end != start + done[bucket]):
+            if end < start or (is_log and end != start + positions[bucket]):
                 raise CorruptDataError(
                     f"table '{self._table.path}', bucket {bucket}: the log ends at {end}, but"
                     f" transaction {self._decision.spec.transaction_id} begins at {start} and has"
-                    f" {done[bucket]} rows there; restore the table from a backup"
+                    f" {positions[bucket]} rows there; restore the table from a backup"
                 )
-        return done
+        return positions
 
     async def _stored(self, store: Callable[[], Awaitable[object]], row_count: int) -> None:
         """Run `store` until it has stored its piece."""
@@ -264,9 +264,9 @@ class _LogSink:
         await self._stored(lambda: self._append(unit), sum(staged.row_count for staged in chunk))
 
     async def _append(self, unit: Unit) -> None:
-        done: asyncio.Future[CommitOutcome] = asyncio.get_running_loop().create_future()
-        self._services.submit(unit, done.set_result)
-        outcome = await done
+        committed: asyncio.Future[CommitOutcome] = asyncio.get_running_loop().create_future()
+        self._services.submit(unit, committed.set_result)
+        outcome = await committed
         outcome.tell(STAGES.get())
         if outcome.error is not None:
             raise outcome.error

@@ -112,29 +112,31 @@ class TransactionCoordinator:
 
     def hold(self, linked: LinkedCommit) -> None:
         """See `Links.hold`."""
-        found = self._linked(linked)
-        if found is None:
+        transactions = self._linked(linked)
+        if transactions is None:
             raise TableNotFoundError(f"table '{linked.table}' does not exist")
-        found.hold(linked.transaction_id, linked.parts)
+        transactions.hold(linked.transaction_id, linked.parts)
 
     def release(self, linked: LinkedCommit) -> None:
         """See `Links.release`."""
-        found = self._linked(linked)
-        if found is not None:
-            found.release(linked.transaction_id)
+        transactions = self._linked(linked)
+        if transactions is not None:
+            transactions.release(linked.transaction_id)
 
     async def commit(self, linked: LinkedCommit) -> None:
         """See `Links.commit`. A dropped table has no commit left."""
-        found = self._linked(linked)
-        if found is None and linked.table in {str(table.path) for table in self._damaged()}:
+        transactions = self._linked(linked)
+        if transactions is None and linked.table in {str(table.path) for table in self._damaged()}:
             raise CorruptDataError(
                 f"table '{linked.table}', which gets rows of the same transaction, is damaged"
             )
-        if found is None:
+        if transactions is None:
             _logger.warning("event=linked_table_dropped table=%s", linked.table)
             return
         try:
-            await found.commit(linked.transaction_id, linked.parts, wait_s=None, is_linked=True)
+            await transactions.commit(
+                linked.transaction_id, linked.parts, wait_s=None, is_linked=True
+            )
         except TransactionNotFoundError:
             # Committed and forgotten, or the table is another one by now.
             _logger.warning("event=linked_transaction_gone table=%s", linked.table)
@@ -150,7 +152,10 @@ class TransactionCoordinator:
 
     def _linked(self, linked: LinkedCommit) -> TableTransactions | None:
         path = TablePath.parse(linked.table)
-        return next((found for table, found in self._tables.items() if table.path == path), None)
+        return next(
+            (transactions for table, transactions in self._tables.items() if table.path == path),
+            None,
+        )
 
     async def forget(self, table: OpenTable) -> None:
         """Forget the transactions of a dropped table."""

@@ -117,8 +117,8 @@ class TransactionOutcomes:
     def is_uncommitted(self, transaction_id: str) -> bool:
         """Whether a closed transaction without a remembered outcome was certainly not committed."""
         # Ids of former releases have no number.
-        found = _NUMBERED.fullmatch(transaction_id)
-        return found is not None and int(found[1]) > self._forgotten
+        match = _NUMBERED.fullmatch(transaction_id)
+        return match is not None and int(match[1]) > self._forgotten
 
     def find(self, transaction_id: str) -> Decision | None:
         """Return the outcome of a transaction, if remembered."""
@@ -180,8 +180,8 @@ class TransactionOutcomes:
         """Return the outcomes to be folded into one file now, once; None if nothing is due."""
         if len(self._own) < _OWN_FILES_MAX:
             return None
-        own, self._own = self._own, []
-        return DueForFolding(own, sorted(self.remembered, key=_time))
+        due, self._own = self._own, []
+        return DueForFolding(due, sorted(self.remembered, key=_time))
 
 
 def new_transaction_id(next_number: int) -> str:

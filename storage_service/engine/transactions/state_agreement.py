@@ -34,12 +34,12 @@ def disagreements(
     `forgotten_offsets` may be missing from log and lake.
     """
     for bucket, start in log_starts.items():
-        known = max(
+        last_number = max(
             lake.tiered_offsets.get(bucket, 0),
             truncated_offsets.get(bucket, 0),
             forgotten_offsets.get(bucket, 0),
         )
-        if start > known:
+        if start > last_number:
             yield (
                 f"bucket {bucket}: rows below {start} left the log because the lake has them, but"
                 f" lake.json says that it has those below {lake.tiered_offsets.get(bucket, 0)}: it"

@@ -461,13 +461,13 @@ class TableTransactions:
         loaded, folded = await self._runtime.run(self._files.load)
         for outcome in folded:
             self._outcomes.add(outcome, is_folded=True)
-        for found in sorted(loaded, key=lambda found: found.spec.begun_us):
-            decision = found.decision
+        for stored in sorted(loaded, key=lambda stored: stored.spec.begun_us):
+            decision = stored.decision
             status = None if decision is None else decision.result.status
             if status in (None, TransactionStatus.COMMITTING):
                 transaction = OpenTransaction(
-                    spec=found.spec,
-                    parts=found.parts,
+                    spec=stored.spec,
+                    parts=stored.parts,
                     active_us=self._runtime.clock_us(),
                     decision=decision,
                 )
@@ -478,13 +478,13 @@ class TableTransactions:
             elif decision is not None:
                 self._outcomes.add(decision)
                 drop = self._files.drop
-                await self._runtime.run(drop, found.spec.transaction_id, list(found.parts))
+                await self._runtime.run(drop, stored.spec.transaction_id, list(stored.parts))
         self._outcomes.loaded(self._files.next_number)
-        await self._runner.load_truncated(found.decision for found in loaded)
+        await self._runner.load_truncated(stored.decision for stored in loaded)
         for transaction in self._open.values():
             is_before = transaction.spec.begun_us <= self._table.truncated_at_us
             transaction.truncations_known = -1 if is_before else self._table.truncation_count
-        decisions = [found.decision for found in loaded if found.decision is not None]
+        decisions = [stored.decision for stored in loaded if stored.decision is not None]
         self._check_agreement([*folded, *decisions])
         if self._files.is_former:
             await self._runtime.run(
@@ -496,7 +496,7 @@ class TableTransactions:
 
     def _check_agreement(self, decisions: Iterable[Decision]) -> None:
         table = self._table
-        found = disagreements(
+        sentences = disagreements(
             table.lake,
             truncated_offsets=table.truncated_offsets,
             decisions=decisions,
@@ -507,7 +507,7 @@ class TableTransactions:
                 for bucket, tablet in enumerate(table.tablets)
             },
         )
-        if (first := next(found, None)) is not None:
+        if (first := next(sentences, None)) is not None:
             raise CorruptDataError(first)
 
     async def recover(self) -> None:
@@ -528,13 +528,14 @@ class TableTransactions:
     def _find(self, transaction_id: str) -> OpenTransaction:
         transaction = self._open.get(transaction_id)
         if transaction is None:
-            what = f"table '{self._table.path}' has no transaction '{transaction_id[:60]}'"
+            problem = f"table '{self._table.path}' has no transaction '{transaction_id[:60]}'"
             if self._outcomes.is_uncommitted(transaction_id):
                 raise TransactionNotFoundError(
-                    f"{what}: it was refused, aborted, or timed out, and nothing of it was written"
+                    f"{problem}: it was refused, aborted, or timed out, and nothing of it was"
+                    " written"
                 )
             raise TransactionNotFoundError(
-                f"{what}: it was aborted, timed out, or was committed before the last"
+                f"{problem}: it was aborted, timed out, or was committed before the last"
                 f" {self._config.transaction_outcomes_max} transactions, which are remembered;"
                 " whether it is in the table show its rows, and the last_version of its app_id"
             )

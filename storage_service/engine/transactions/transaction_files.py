@@ -362,26 +362,28 @@ class TransactionFiles:
             folded = []
         else:
             folded = self.load_folded()
-        own = [self.load_decision(name) for name in names if name.endswith(DECISION_SUFFIX)]
+        decisions = [self.load_decision(name) for name in names if name.endswith(DECISION_SUFFIX)]
         if self.is_former:
-            own = self._numbered(own)
-        self.next_number = next_decision_number(own, folded=self._folded, where=self.directory)
-        found = {
+            decisions = self._numbered(decisions)
+        self.next_number = next_decision_number(
+            decisions, folded=self._folded, where=self.directory
+        )
+        transactions = {
             decision.spec.transaction_id: LoadedTransaction(spec=decision.spec, decision=decision)
-            for decision in own
+            for decision in decisions
         }
         ended = {decision.spec.transaction_id for decision in folded}
         for name in names:
             transaction_id = name.removesuffix(OPEN_SUFFIX)
             if name.endswith(OPEN_SUFFIX) and transaction_id in ended:
                 self._remove([name])
-            elif name.endswith(OPEN_SUFFIX) and transaction_id not in found:
+            elif name.endswith(OPEN_SUFFIX) and transaction_id not in transactions:
                 has_parts = any(n.startswith(f"{transaction_id}.") and n != name for n in names)
                 spec = self._open_spec(name, has_parts=has_parts)
                 if spec is not None:
-                    found[spec.transaction_id] = LoadedTransaction(spec=spec)
-        self._load_parts(names, found, ended)
-        return list(found.values()), folded
+                    transactions[spec.transaction_id] = LoadedTransaction(spec=spec)
+        self._load_parts(names, transactions, ended)
+        return list(transactions.values()), folded
 
     def _names(self) -> list[str]:
         """Return the names of whole files; delete half written files."""

@@ -70,8 +70,8 @@ async def apply_retention(table: OpenTable, runtime: Runtime, *, is_early: bool 
     for bucket, tablet in enumerate(table.tablets):
         offset_max = await table.forgettable(bucket, timestamp_us_before=timestamp_us_before)
         if properties.log_consumers_wait and not is_early:
-            wanted = first_wanted(table, bucket)
-            offset_max = offset_max if wanted is None else min(offset_max, wanted)
+            first_unread = first_wanted(table, bucket)
+            offset_max = offset_max if first_unread is None else min(offset_max, first_unread)
         start = tablet.log_start_offset
         if offset_max > tablet.log_start_offset or table.truncated_offsets:
             tiered = table.lake.tiered_offsets.get(bucket, 0)

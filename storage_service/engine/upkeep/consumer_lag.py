@@ -60,12 +60,12 @@ async def consumer_lags(table: OpenTable, runtime: Runtime) -> list[ConsumerLag]
     if not consumers:
         return []
     unknown = _all_places(table, consumers) - table.consumers.written_us.keys()
-    found = await runtime.run(_read_times, table, sorted(unknown)) if unknown else {}
+    read_times = await runtime.run(_read_times, table, sorted(unknown)) if unknown else {}
     # What others have asked for or reported meanwhile counts, too.
-    known, consumers = {**table.consumers.written_us, **found}, table.readers()
-    wanted = _all_places(table, consumers)
-    table.consumers.written_us = {place: known[place] for place in wanted & known.keys()}
-    return [lag_of(table, one, now_us=runtime.clock_us()) for one in consumers]
+    times, consumers = {**table.consumers.written_us, **read_times}, table.readers()
+    places = _all_places(table, consumers)
+    table.consumers.written_us = {place: times[place] for place in places & times.keys()}
+    return [lag_of(table, consumer, now_us=runtime.clock_us()) for consumer in consumers]
 
 
 async def lag_now(table: OpenTable, consumer: Consumer, runtime: Runtime) -> ConsumerLag:
@@ -78,7 +78,7 @@ async def lag_now(table: OpenTable, consumer: Consumer, runtime: Runtime) -> Con
 
 
 def _all_places(table: OpenTable, consumers: Iterable[Consumer]) -> set[tuple[int, int]]:
-    return {place for one in consumers for place in _places(table, one)}
+    return {place for consumer in consumers for place in _places(table, consumer)}
 
 
 def lag_of(table: OpenTable, consumer: Consumer, *, now_us: int) -> ConsumerLag:
@@ -129,7 +129,9 @@ def _read_times(
 
 def first_wanted(table: OpenTable, bucket: int) -> int | None:
     """Return the first offset of a bucket unread by some consumer; None without consumers."""
-    offsets = [one.offsets[bucket] for one in table.readers() if bucket in one.offsets]
+    offsets = [
+        consumer.offsets[bucket] for consumer in table.readers() if bucket in consumer.offsets
+    ]
     return min(offsets, default=None)
 
 
@@ -139,14 +141,14 @@ async def tell_of_rows_at_risk(table: OpenTable, runtime: Runtime) -> None:
     at_risk: dict[ConsumerKey, int] = {}
     if consumers and not table.properties.log_consumers_wait:
         due = await _due_soon(table, runtime)
-        for one in consumers:
+        for consumer in consumers:
             rows = sum(
-                max(0, end - max(one.offsets[bucket], table.tablets[bucket].log_start_offset))
+                max(0, end - max(consumer.offsets[bucket], table.tablets[bucket].log_start_offset))
                 for bucket, end in due.items()
-                if bucket in one.offsets
+                if bucket in consumer.offsets
             )
             if rows:
-                at_risk[one.key] = rows
+                at_risk[consumer.key] = rows
     for (_, name), rows in at_risk.items() - table.consumers.rows_at_risk.items():
         _logger.warning(
             "event=unread_rows_expire table=%s consumer=%s rows=%d"
@@ -175,17 +177,21 @@ def _logged_ends(table: OpenTable, before_us: int) -> dict[int, int]:
 def tell_of_lost_rows(table: OpenTable, bucket: int, *, start: int, end: int) -> int:
     """Log the consumers without the rows [start, end), which have left the log; count the rows."""
     lost = 0
-    for one in _dependent(table):
-        rows = end - max(start, one.offsets.get(bucket, end))
+    for consumer in _dependent(table):
+        rows = end - max(start, consumer.offsets.get(bucket, end))
         if rows > 0:
             lost += rows
             _logger.warning(
                 "event=unread_rows_expired table=%s bucket=%d consumer=%s rows=%d",
-                *(table.path, bucket, one.name, rows),
+                *(table.path, bucket, consumer.name, rows),
             )
     return lost
 
 
 def _dependent(table: OpenTable) -> list[Consumer]:
     """Return the consumers that read rows only from the log."""
-    return [one for one in table.readers() if not (one.reads_lake and table.is_log_kept_in_lake)]
+    return [
+        consumer
+        for consumer in table.readers()
+        if not (consumer.reads_lake and table.is_log_kept_in_lake)
+    ]

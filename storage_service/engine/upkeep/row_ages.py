@@ -103,15 +103,15 @@ def _thinned(marks: Sequence[_Mark], *, old_us: int, step_us: int) -> list[_Mark
     """Return those of `marks`, in order, that make a difference of more than a step."""
     # Rows that are old by any later mark are so already.
     first = max(bisect_right(marks, old_us - 1, key=_timestamp_us) - 1, 0)
-    kept: list[_Mark] = []
+    marks_kept: list[_Mark] = []
     for mark in marks[first:]:
         # After the clock was set back, a later mark says more about fewer or equal times.
-        while kept and kept[-1].timestamp_us >= mark.timestamp_us:
-            kept.pop()
-        if len(kept) > 1 and mark.timestamp_us - kept[-2].timestamp_us <= step_us:
-            kept.pop()
-        kept.append(mark)
-    return kept
+        while marks_kept and marks_kept[-1].timestamp_us >= mark.timestamp_us:
+            marks_kept.pop()
+        if len(marks_kept) > 1 and mark.timestamp_us - marks_kept[-2].timestamp_us <= step_us:
+            marks_kept.pop()
+        marks_kept.append(mark)
+    return marks_kept
 
 
 def _time_us(marks: Sequence[_Mark]) -> int:
