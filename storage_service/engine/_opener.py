@@ -126,9 +126,7 @@ class TableOpener:
         self._recovery = recovery
 
     async def create(self, new: NewTable) -> OpenTable:
-        """Make a table's files and return the table, which is not listed on disk yet; raises as
-        `open`.
-        """
+        """Make a table's files and return the table, not yet listed on disk; raises as `open`."""
         await self._runtime.run(self._make_files, new)
         return await self._open(new.info, new.lake, is_new=True)
 

@@ -217,9 +217,7 @@ class Consumers:
         self._changes += 1
 
     async def _save_since(self, change: int) -> None:
-        """Return when this change is on disk: all callers waiting for a running save share the next
-        save.
-        """
+        """Return when this change is on disk: waiting callers share the next save."""
         async with self._lock:
             self._check_not_ended()
             if self._changes_saved < change:

@@ -245,9 +245,7 @@ class TabletManager:
 
     @property
     def may_lose_rows(self) -> bool:
-        """Whether readers see rows that a loss of this machine would remove while the service goes
-        on.
-        """
+        """Whether readers see rows that would be lost with this machine."""
         return self._committer.shows_unstored
 
     @property
@@ -350,13 +348,11 @@ class TabletManager:
         async with self.runtime.changing_files:
             self.check_open(table)
             lake_tables, now_us = await self.runtime.run(find), self.runtime.clock_us()
-            new_table = await self.runtime.run(take_over, lake_tables, self.registry, now_us)
+            adopted = await self.runtime.run(take_over, lake_tables, self.registry, now_us)
             async with self._leaving_for_good([table]):
                 await self.runtime.run(self.registry.set_aside, table.path)
             await self.give_up(table)
-            begin = self.runtime.run(
-                begin_adopted, new_table, self.registry, self.directory, now_us
-            )
+            begin = self.runtime.run(begin_adopted, adopted, self.registry, self.directory, now_us)
             return await self._open_new(await begin)
 
     async def _open_new(self, new: NewTable) -> OpenTable:
@@ -412,9 +408,7 @@ class TabletManager:
             return table.info
 
     async def drop_table(self, path: TablePath) -> None:
-        """Drop a table and its table of rejected rows, durably, for all callers at once, with all
-        files.
-        """
+        """Drop a table and its table of rejected rows, durably, with all files."""
         async with self.runtime.changing_files:
             tables = [self.table(path), *self._companions(path)]
             async with self._leaving_for_good(tables):

@@ -174,9 +174,7 @@ class OpenTable(abc.ABC):
         }
 
     def truncate(self, offsets: Mapping[int, int], *, timestamp_us: int) -> None:
-        """End the life of all rows below `offsets`, in one step with the publication of the new
-        rows.
-        """
+        """End the life of all rows below `offsets`, in the step that publishes the new rows."""
         for bucket, offset in offsets.items():
             self.tablets[bucket].truncate(offset)
             self.truncated_offsets[bucket] = max(self.truncated_offsets.get(bucket, 0), offset)
@@ -211,8 +209,7 @@ class OpenTable(abc.ABC):
         return bucket
 
     def oldest_untiered_us(self) -> int | None:
-        """Return the time of the oldest change missing from the lake; None if the lake has all
-        changes.
+        """Return the time of the oldest change missing from the lake; None without one.
 
         As `untiered_since_us`; an overwrite is a change, too.
         """
@@ -331,9 +328,7 @@ class OpenTable(abc.ABC):
 
     @abc.abstractmethod
     async def settle(self) -> None:
-        """Return when all accepted writes are done, also without their callers; for the holder of
-        the gate.
-        """
+        """Return when all accepted writes are done; for the holder of the gate."""
 
     @abc.abstractmethod
     async def stop(self, *, flush: bool) -> None:
@@ -436,9 +431,7 @@ class LogTable(OpenTable):
         """Do nothing: the commit thread serves all tables."""
 
     async def forgettable(self, bucket: int, *, timestamp_us_before: int) -> int:  # noqa: ARG002
-        """Return the offset below which rows may leave the log: without a lake the age alone
-        counts.
-        """
+        """Return the offset below which rows may leave the log; without a lake by age."""
         if self.properties.datalake_enabled:
             return self._covered_by_lake(bucket)
         return self.tablets[bucket].high_watermark

@@ -125,9 +125,7 @@ class TableArrivals:
         return await self._fetched(asked, coming, wait_s)
 
     async def _replace(self, ticket: MoveTicket) -> bool:
-        """Abandon an unready table in favour of another move of the table; return whether that was
-        possible.
-        """
+        """Abandon an unready table in favour of another move; return whether that was possible."""
         arrival = self._registry.moves.arriving[ticket.table_id]
         coming = self._coming.get(ticket.table_id)
         if arrival.is_ready or (coming is not None and coming.is_busy):

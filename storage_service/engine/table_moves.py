@@ -106,8 +106,7 @@ class TableMoves:
     # -- the source, in this order ---------------------------------------------------------------
 
     def moves_first(self, path: TablePath) -> TablePath | None:
-        """Return the table that moves before a table: the table of rejected rows, if served by this
-        shard.
+        """Return the table of rejected rows that moves before a table, if served by this shard.
 
         Raises if the table is in use, before any step.
         """
@@ -118,9 +117,7 @@ class TableMoves:
         return companion
 
     def check_moves_alone(self, path: TablePath) -> None:
-        """Raise if the table holds the rejected rows of another table, and so moves only with the
-        other table.
-        """
+        """Raise for a table of rejected rows, which moves only with the other table."""
         table = table_of(path)
         if table is not None and table in {t.path for t in self._manager.open_tables()}:
             raise InvalidRequestError(
@@ -201,8 +198,7 @@ class TableMoves:
         return bool(shard == ticket.target)
 
     async def end(self, ticket: MoveTicket) -> bool:
-        """Serve the table again unless the move was decided; return whether the destination owns
-        the table.
+        """Serve an undecided table again; return whether the destination owns the table.
 
         Asks the store until the store answers: no shard may serve the table before.
         """

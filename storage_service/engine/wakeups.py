@@ -73,8 +73,7 @@ class Watch:
     """
 
     def __init__(self, limit: WaiterLimit, buckets: Mapping[Wakeups, Iterable[int]]) -> None:
-        """Raises `OverloadedError` for too many waiting requests. All tables of a service share
-        `limit`.
+        """Raises `OverloadedError` for too many waiting requests; all tables share `limit`.
 
         Without any bucket only the time wakes.
         """

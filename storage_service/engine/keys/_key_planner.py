@@ -137,9 +137,7 @@ class KeyPlanner:
         self._frame_bytes_max = frame_bytes_max
 
     def is_short(self, requests: Iterable[KeyRequest]) -> bool:
-        """Whether `SHORT_PLANS` plans, and applying all requests, take little time and wait for no
-        disk.
-        """
+        """Whether `SHORT_PLANS` plans and applying all take little time and wait for no disk."""
         writes = values = size = 0
         counts: dict[int, int] = {}
         for write in (write for request in requests for write in request.writes):
@@ -178,8 +176,7 @@ class KeyPlanner:
         return is_short, steps
 
     def plan(self, requests: Sequence[KeyRequest]) -> Iterator[None]:
-        """Give every request its parts or its error, in steps of one plan; for the holder of the
-        rows.
+        """Give each request its parts or its error, in steps; for the holder of the rows.
 
         Yields before each step: a thread may do the remaining steps.
         """
@@ -223,9 +220,7 @@ class KeyPlanner:
         return None
 
     def _plan(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> None:
-        """Plan writes of requests with the same columns together; after an error nothing is
-        planned.
-        """
+        """Plan writes of requests with the same columns together, or nothing."""
         rows = [bucket.rows for bucket in self._buckets]
         new: list[KeyWrite] = []
         repeated: list[AppendResult | None] = []

@@ -1,5 +1,4 @@
-"""The only writer of a primary key table: waiting writes are planned, stored, applied and
-published.
+"""The only writer of a primary key table: writes are planned, stored, applied, published.
 
 A round (`_key_round.py`) takes the waiting writes, plans them against the present rows, appends all
 changes to the logs as one commit unit, applies the durable changes to the rows, and publishes all
@@ -119,8 +118,7 @@ class KeyWriter:
         writer_id: int,
         timestamp_us: int | None = None,
     ) -> asyncio.Future[Appended]:
-        """Store all of `writes`, each of a different bucket, or nothing; durable and visible once
-        done.
+        """Store all of `writes`, each of another bucket, or nothing; durable and visible once done.
 
         An accepted write happens without its caller.
 

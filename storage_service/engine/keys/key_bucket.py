@@ -108,9 +108,7 @@ class KeyBucket:
     """A log and the rows of its changes, up to date."""
 
     def __init__(self, log: LogTablet, rows: KvTablet, *, where: str, info: TableInfo) -> None:
-        """Apply the visible changes missing from the rows; raises CorruptDataError if that is
-        impossible.
-        """
+        """Apply the visible changes missing from the rows, or raise CorruptDataError."""
         self.log = log
         self.rows = rows
         self.where = where

@@ -208,16 +208,12 @@ class KeyLookup:
         return StoredRows(parts.pop().take(pa.array(order)), ends)
 
     def values(self, found: StoredRows) -> list[Any] | None:
-        """Return the row of one key as Python values, in the order of the columns; None without a
-        row.
-        """
+        """Return the row of one key as Python values by column; None without a row."""
         (value,) = found.values
         return None if value is None else self._single_rows.decode_values(value)
 
     def rows(self, found: StoredRows) -> KeyAnswer:
-        """Return a row for each key, in the order of the keys, and `__found`; a missing row is
-        null.
-        """
+        """Return a row for each key, in order, and `__found`; a missing row is null."""
         values, columns = found.values, None
         if isinstance(values, list):
             columns = self._few_columns(values)

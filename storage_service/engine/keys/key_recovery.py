@@ -1,5 +1,4 @@
-"""Rebuilding the rows of a primary key bucket when the rows' own files are lost, damaged or
-abandoned.
+"""Rebuilding the rows of a primary key bucket after loss or damage of the rows' files.
 
 A whole changelog alone makes the rows. Otherwise the rows come from the lake, each with its offset
 stored in the lake, and later changes come from the log.

@@ -1,5 +1,4 @@
-"""Rows by key of a directory that receives another process's changes, kept up to date with the
-logs.
+"""Rows by key of a directory that another process writes, kept up to date with the logs.
 
 A standby keeps the rows open before a takeover, so that the takeover neither reads logs nor loads
 RocksDB. Each bucket's segment files are read on from the last position, frame by frame. No log is

@@ -1,5 +1,4 @@
-"""Assigning tables to tiering workers: claims with a lease, fencing epochs, reported lake
-snapshots.
+"""Assigning tables to tiering workers: leases, fencing epochs, reported lake snapshots.
 
 Invariants:
 - an epoch is durable before it is handed out, so no two claims of a table share an epoch
@@ -364,8 +363,7 @@ class TieringCoordinator:
         return await self._runtime.run(fingerprints_at, table, offsets)
 
     async def check_lake(self, table: OpenTable, covered: CoveredOffsets, *, is_kept: bool) -> None:
-        """Raise `HistoryDivergedError`, durably if `is_kept`, for a lake with another history than
-        the log.
+        """Raise `HistoryDivergedError`, durably if `is_kept`, for a lake of another history.
 
         `covered` are the offsets covered by the lake table, as read by a reader.
         """
@@ -373,8 +371,7 @@ class TieringCoordinator:
             await self._check(table, (covered,), is_kept=is_kept)
 
     async def look(self, table: OpenTable, head: Callable[[], Awaitable[int | None]]) -> LakeState:
-        """Register the lake snapshot found by `head` for the registered snapshot; return the new
-        state.
+        """Register the snapshot found by `head` for the registered one; return the new state.
 
         The offsets are the same and only the id is new. A look that is overtaken by a later look
         looks again: a later commit is never undone.
@@ -542,9 +539,7 @@ class TieringCoordinator:
         state.lease_until_s = self._runtime.monotonic_s() + self._lease_ms / 1000
 
     def _check_claim(self, table: OpenTable, *, table_id: int, epoch: int) -> None:
-        """Raise unless `epoch` is the current epoch of this table; each table has epochs of its
-        own.
-        """
+        """Raise unless `epoch` is the table's current epoch; each table has own epochs."""
         check_table_id(table, table_id)
         current = table.lake.tiering_epoch
         if epoch != current or current == 0:

@@ -143,9 +143,7 @@ class SeenWorkers:
     _seen: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
 
     def asked(self, worker_id: str, reason: str, *, now_s: float) -> None:
-        """Note a worker's request; `reason` explains an empty answer, and is empty for an
-        assignment.
-        """
+        """Note a worker's request; `reason` is empty for an assignment."""
         self._seen[worker_id] = (now_s, reason)
         self._seen.move_to_end(worker_id)
         self._forget(now_s)

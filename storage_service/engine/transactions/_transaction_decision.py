@@ -70,9 +70,7 @@ async def check_and_start(
 def _check_space(
     table: OpenTable, spec: TransactionSpec, parts: Sequence[StagedPart], config: ServiceConfig
 ) -> None:
-    """Refuse rows without disk space: a decided transaction would block the table until there is
-    space.
-    """
+    """Refuse rows without disk space: a decided transaction would block the table."""
     # Of a primary key table, rows before and after the change, then the rows by key.
     copies = 3 if isinstance(table, KeyTable) else 1
     needed = copies * sum(part.size_bytes for part in parts) + _SPARE_BYTES

@@ -91,9 +91,7 @@ class TransactionOutcomes:
         return self._refused.values()
 
     def skip(self, skip: Skip) -> bool:
-        """Remember a skip until the service ends; return whether the version is skipped for the
-        first time.
-        """
+        """Remember a skip until the service ends; return whether the version is new."""
         key = (skip.spec.app_id, skip.spec.version)
         is_new = self._skipped.pop(key, None) is None
         self._skipped[key] = skip
@@ -130,8 +128,7 @@ class TransactionOutcomes:
         return latest is not None and version is not None and latest >= version
 
     def check_repeated(self, spec: TransactionSpec, *, table: str) -> None:
-        """Raise `InvalidRequestError` if a stale version is no repetition of a committed
-        transaction.
+        """Raise `InvalidRequestError` if a stale version repeats no committed transaction.
 
         A different `source`, or the same `source` and `run` with different rows, is no repetition.
         Without a stated source the version counts as a repetition.

@@ -119,9 +119,7 @@ class TransactionRunner:
 
     @contextlib.contextmanager
     def _holding(self, linked: LinkedCommit | None) -> Iterator[None]:
-        """Hold the linked transaction; once the commit is decided, the linked transaction stays
-        held.
-        """
+        """Hold the linked transaction; after the decision the linked transaction stays held."""
         if linked is None:
             yield
             return
@@ -173,9 +171,7 @@ class TransactionRunner:
     def _conflicts(
         self, transaction: OpenTransaction, parts: Sequence[StagedPart]
     ) -> ReadConflicts | None:
-        """Return the check for conflicting changes, if the rows of `parts` were computed from the
-        table.
-        """
+        """Return the check for conflicts, if the rows of `parts` come from the table."""
         spec = transaction.spec
         if transaction.read is None or self._outcomes.is_stale(spec.app_id, spec.version):
             return None

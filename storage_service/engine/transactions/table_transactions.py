@@ -2,9 +2,8 @@
 
 Promises to callers:
 - staged rows are durable, and hidden until the commit
-- a commit stores all named parts or nothing, in all buckets, also across a crash: a decision on
-  disk is always carried out, and without the decision nothing is stored. The rows become visible in
-  one step
+- a commit stores all named parts or nothing, in all buckets, also across a crash: only a decision on
+  disk is carried out. The rows become visible in one step
 - a repeated commit gets the same answer, also after a refusal; staged parts missing from the commit
   are dropped
 - an application commits a version once, and no lower version afterwards
@@ -339,8 +338,7 @@ class TableTransactions:
         linked: LinkedCommit | None = None,
         is_linked: bool = False,
     ) -> CommitResult | None:
-        """Commit the named parts in this order, all or none; None if the commit takes longer than
-        `wait_s`.
+        """Commit the named parts in this order, all or none; None after `wait_s`.
 
         With `read` the commit raises `CommitConflictError`, and aborts the transaction, if the rows
         read by the transaction have changed. `is_linked` marks a commit on behalf of a transaction
@@ -528,22 +526,20 @@ class TableTransactions:
     def _find(self, transaction_id: str) -> OpenTransaction:
         transaction = self._open.get(transaction_id)
         if transaction is None:
-            problem = f"table '{self._table.path}' has no transaction '{transaction_id[:60]}'"
+            head = f"table '{self._table.path}' has no transaction '{transaction_id[:60]}'"
             if self._outcomes.is_uncommitted(transaction_id):
                 raise TransactionNotFoundError(
-                    f"{problem}: it was refused, aborted, or timed out, and nothing of it was"
-                    " written"
+                    f"{head}: it was refused, aborted, or timed out, and nothing of it was written"
                 )
             raise TransactionNotFoundError(
-                f"{problem}: it was aborted, timed out, or was committed before the last"
+                f"{head}: it was aborted, timed out, or was committed before the last"
                 f" {self._config.transaction_outcomes_max} transactions, which are remembered;"
                 " whether it is in the table show its rows, and the last_version of its app_id"
             )
         return transaction
 
     def _committable(self, transaction_id: str, read: ReadPosition | None) -> OpenTransaction:
-        """Return an open transaction; otherwise raises the error of the finished commit, as
-        remembered.
+        """Return an open transaction; else raises the remembered error of the commit.
 
         An uncommitted transaction with `read` raises a conflict: the caller must read again.
         """

@@ -319,9 +319,7 @@ class TransactionFiles:
         self._folded = folded
 
     def save_truncated(self, offsets: Mapping[int, int], timestamp_us: int) -> None:
-        """Store the first offset of each bucket's rows after an overwrite, and the overwrite's
-        time.
-        """
+        """Store the first offset of each bucket's rows after an overwrite, and the time."""
         value = _truncated_to_json(offsets, timestamp_us)
         self._write_json(_TRUNCATED_FILE, _TRUNCATED_KIND, value)
         self._truncated = (dict(offsets), timestamp_us)

@@ -43,9 +43,7 @@ class RowAges:
         return {bucket: marks[-1].offset for bucket, marks in self._marks.items() if marks}
 
     def advance(self, tablets: Sequence[LogTablet], *, now_us: int, age_us: int) -> None:
-        """Add the knowledge of the logs, for later questions about rows older than `age_us`;
-        durable on return.
-        """
+        """Add the knowledge of the logs for rows older than `age_us`; durable on return."""
         step_us = max(age_us // _STEPS_PER_AGE, _STEP_US_MIN)
         old_us = now_us - age_us
         marks = {}

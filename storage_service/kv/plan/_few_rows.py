@@ -293,9 +293,9 @@ class FewRowsPlan:
                     if not self._counts(row, encoded, previous):
                         ends.append(len(lines))
                         continue
-                    retracted = version_of(previous.value)
                     if self._has_before:
                         lines.append((self._row_of(previous), UPDATE_BEFORE, None))
+                    retracted = version_of(previous.value)
                 value = stamped(offset_of_line_zero + len(lines), encoded)
                 newest[key] = _Version(value, row)
                 lines.append((row, INSERT if previous is None else UPDATE_AFTER, retracted))
