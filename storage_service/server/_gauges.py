@@ -165,10 +165,9 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
     """Return name -> help, value."""
     manager, disk = service.manager, service.manager.disk_budget
     key_memory_bytes = await _key_memory_bytes(manager.open_tables())
-    # No await from here on: the remaining values are of the same moment.
-    tables = manager.open_tables()
-    key_tables = [table for table in tables if isinstance(table, KeyTable)]
+    tables = manager.open_tables()  # No await from here on: the values are of the same moment.
     transactions = manager.transactions
+    key_tables = [table for table in tables if isinstance(table, KeyTable)]
     key_buckets = [keys for table in key_tables for keys in table.key_buckets]
     return {
         "connections": ("Open connections.", len(service.connections)),
@@ -185,10 +184,7 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
             service.turns.held + service.turns.waiting_count,
         ),
         "body_bytes": ("Bytes held by request bodies.", service.body_memory.held),
-        "request_memory_bytes": (
-            "Bytes held by requests: bodies, records being decoded, answers.",
-            service.request_memory_bytes,
-        ),
+        "request_memory_bytes": ("Bytes held by all requests.", service.request_memory_bytes),
         "answer_bytes": (
             "Bytes held by answers that are being built or not sent yet.",
             service.answers.held,

@@ -153,13 +153,15 @@ class KeyLookup:
         return rows
 
     def _find_few(self, keys: Keys, *, bytes_max: int, reads_files: bool) -> StoredRows | None:
-        encoded = keys.encoded
+        encoded, groups = keys.encoded, _grouped(keys.buckets)
         hashes = PROCESS_HASHER.few(encoded)
         values: list[bytes | None] = [None] * len(encoded)
         ends = {}
-        for number, positions in _grouped(keys.buckets).items():
+        for number, positions in groups.items():
             is_whole = len(positions) == len(encoded)
-            rows = self._usable(number)
+            bucket = self._buckets[number]
+            bucket.check_usable()
+            rows = bucket.rows
             found_values = rows.find_few(
                 encoded if is_whole else [encoded[p] for p in positions],
                 hashes if is_whole else [hashes[p] for p in positions],

@@ -2,8 +2,8 @@
 
 Promises to callers:
 - staged rows are durable, and hidden until the commit
-- a commit stores all named parts or nothing, in all buckets, also across a crash: only a decision on
-  disk is carried out. The rows become visible in one step
+- a commit stores all named parts or nothing, in all buckets, also across a crash: only a decision
+  on disk is carried out. The rows become visible in one step
 - a repeated commit gets the same answer, also after a refusal; staged parts missing from the commit
   are dropped
 - an application commits a version once, and no lower version afterwards

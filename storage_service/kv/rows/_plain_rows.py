@@ -105,6 +105,8 @@ class PlainRows:
         for position, column in zip(positions, batch.columns, strict=True):
             plain = self._plain_types[position]
             columns[position] = (column if plain is None else column.view(plain)).to_pylist()
+        cells = list(columns.values())
+        encoded = self.encode(cells) if is_whole else []
         parts = []
         for position, encode in key_encoders.items():
             values = columns[position]
@@ -112,8 +114,7 @@ class PlainRows:
                 values = [self._zeros[position] if value is None else value for value in values]
             parts.append(list(map(encode, values)))
         keys = parts[0] if len(parts) == 1 else list(map(b"".join, zip(*parts, strict=True)))
-        cells = list(columns.values())
-        return cells, keys, self.encode(cells) if is_whole else []
+        return cells, keys, encoded
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> list[bytes]:
         """Return the bytes of each row of `columns`, without a version."""
