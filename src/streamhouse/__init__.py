@@ -1,8 +1,8 @@
 """Streamhouse: a streaming lakehouse for PySpark.
 
-The public names are here; each is loaded on first use, so that `import streamhouse` costs a few
-milliseconds and brings in none of Spark, Iceberg or the storage service. A name that needs an extra
-which is not installed (`streamhouse.core.extras`) raises an `ImportError` with the command.
+This package has the public names, each loaded on first use: `import streamhouse` costs a few
+milliseconds and imports neither Spark nor Iceberg nor the storage service. A name of a missing
+extra (`streamhouse.core.extras`) raises an `ImportError` with the command to install it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 __version__: Final = "0.1.0"
 
 _ERRORS: Final = "streamhouse.core.errors"
-# Public name -> the module that defines it, or that it is.
+# Public name -> the module that defines the name, or the module itself.
 _HOMES: Final = {
     "AlreadyExistsError": _ERRORS,
     "AppendWriter": "streamhouse.client.writing.writes",
@@ -211,7 +211,7 @@ __all__ = [
     "sql",
 ]
 
-# Public names that are modules themselves.
+# Public names of modules.
 _MODULES: Final = frozenset({"cdc"})
 
 

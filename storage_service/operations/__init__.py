@@ -1,1 +1,1 @@
-"""What an operator does to a data directory besides serving it: check, dump, back up, restore."""
+"""An operator's work on a data directory besides serving: check, dump, back up, restore."""

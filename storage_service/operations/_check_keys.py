@@ -1,8 +1,8 @@
-"""Checking one bucket's rows by key against its changelog, without changing either.
+"""The check of a bucket's rows by key against the changelog; both stay unchanged.
 
-A row's value begins with the offset of the change that wrote it. So the rows must be exactly the
-versions that the changelog has written and not retracted, each with the content it has there. What
-was written before the log's first offset can only be checked for not being retracted later.
+A row's value begins with the offset of the row's change. The rows must be exactly the versions
+which the changelog has written and not retracted, with the same contents. Rows written before the
+log's first offset can only be checked against later retractions.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def check_rows_by_key(
     *,
     lake_ends: Collection[int],
 ) -> dict[int, npt.NDArray[np.int64]]:
-    """Check the RocksDB in `directory` against the log that `facts` describe.
+    """Check the RocksDB in `directory` against the log with these `facts`.
 
-    Returns for each of `lake_ends` the offsets of the row versions that a lake table which covers
-    the changes below it must have, where they are known.
+    Returns end -> offsets for each of `lake_ends`, where known: the row versions of a lake table
+    which covers the changes below the end.
     """
     where = f"table '{info.path}', bucket {facts.bucket}"
     if not directory.is_dir() or not any(directory.iterdir()):
@@ -72,19 +72,19 @@ def check_rows_by_key(
     if versions is None:
         return {}
     applied = facts.applied_offset
-    assert applied is not None, "it is counted with the versions"
-    found = {}
+    assert applied is not None, "set together with the versions"
+    offsets_by_end = {}
     for end in lake_ends:
         if facts.log_start_offset <= end <= applied:
-            # What the lake has is what lives, and what was replaced after it was tiered.
-            ever = np.concatenate([versions, _retracted(log, applied, start=end)])
-            found[end] = np.unique(ever[ever < end])
-    return found
+            # The lake has the live versions, and versions that were replaced after their tiering.
+            all_versions = np.concatenate([versions, _retracted(log, applied, start=end)])
+            offsets_by_end[end] = np.unique(all_versions[all_versions < end])
+    return offsets_by_end
 
 
 @contextmanager
 def _opened_copy(directory: Path, info: TableInfo, bucket: int) -> Iterator[RocksdbStore]:
-    """Open a copy: RocksDB writes to a directory that it opens. Files of rows are linked."""
+    """Open a copy: RocksDB writes to an opened directory. Files with rows are linked."""
     with tempfile.TemporaryDirectory(prefix="streamhouse-check-") as name:
         copy = Path(name)
         for path in directory.iterdir():
@@ -108,7 +108,7 @@ def _check_store(
     *,
     where: str,
 ) -> npt.NDArray[np.int64] | None:
-    """Return the offsets of the rows' versions; None when they are not what the log says."""
+    """Return the offsets of the row versions; None if the log cannot be compared."""
     marker = store.written_marker
     facts.applied_offset, facts.key_count = marker.applied_offset, marker.row_count
     if marker.applied_offset > facts.log_end_offset:
@@ -128,18 +128,18 @@ def _check_store(
     if len(versions) != marker.row_count:
         report.error(where, f"has {len(versions)} rows by key, but counts {marker.row_count}")
     written, retracted = _changes(log, marker.applied_offset)
-    live = np.setdiff1d(written, retracted, assume_unique=False)
+    live_offsets = np.setdiff1d(written, retracted, assume_unique=False)
     in_log = versions[versions >= facts.log_start_offset]
     for wrong, problem in (
-        (np.setdiff1d(live, in_log), "the changelog has, and the rows by key have not"),
-        (np.setdiff1d(in_log, live), "the rows by key have, and the changelog has not"),
+        (np.setdiff1d(live_offsets, in_log), "the changelog has, and the rows by key have not"),
+        (np.setdiff1d(in_log, live_offsets), "the rows by key have, and the changelog has not"),
         (np.intersect1d(versions, retracted), "the rows by key have, though they were replaced"),
     ):
         if len(wrong):
             report.error(
                 where, f"{len(wrong)} row versions {problem}; the first is of offset {wrong[0]}"
             )
-    _check_contents(store, log, info, live, report, where=where, end=marker.applied_offset)
+    _check_contents(store, log, info, live_offsets, report, where=where, end=marker.applied_offset)
     return versions
 
 
@@ -148,13 +148,13 @@ def _no_offsets() -> npt.NDArray[np.int64]:
 
 
 def _scanned_versions(store: RocksdbStore) -> Iterator[npt.NDArray[np.int64]]:
-    """Read every row, and with it every checksum of RocksDB's."""
+    """Read every row, and check every checksum of RocksDB on the way."""
     for _, values in store.scan():
         yield versions_of(values)
 
 
 def _changes(log: CheckedLog, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the offsets of the row versions that the log wrote, and of those it replaced."""
+    """Return the offsets of the row versions that the log wrote, and of the replaced versions."""
     written, retracted = [_no_offsets()], [_no_offsets()]
     for base, batch in log.batches(end):
         offsets = np.arange(base, base + batch.num_rows, dtype=np.int64)
@@ -165,13 +165,13 @@ def _changes(log: CheckedLog, end: int) -> tuple[npt.NDArray[np.int64], npt.NDAr
 
 
 def _retracted(log: CheckedLog, end: int, *, start: int) -> npt.NDArray[np.int64]:
-    """Return the offsets that the changes in [start, end) replaced."""
-    found = [_no_offsets()]
+    """Return the offsets of the versions replaced by the changes in [start, end)."""
+    retracted_parts = [_no_offsets()]
     for base, batch in log.batches(end):
         later = batch.slice(min(max(start - base, 0), batch.num_rows))
         replaced = later.column(RETRACTS_COLUMN).drop_null()
-        found.append(replaced.to_numpy(zero_copy_only=False))
-    return np.concatenate(found)
+        retracted_parts.append(replaced.to_numpy(zero_copy_only=False))
+    return np.concatenate(retracted_parts)
 
 
 def _is_version(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
@@ -184,13 +184,13 @@ def _check_contents(
     store: RocksdbStore,
     log: CheckedLog,
     info: TableInfo,
-    live: npt.NDArray[np.int64],
+    live_offsets: npt.NDArray[np.int64],
     report: CheckReport,
     *,
     where: str,
     end: int,
 ) -> None:
-    """Compare every row whose change the log still has, byte by byte, by looking up its key."""
+    """Compare every row with a change in the log, byte by byte, by a lookup of its key."""
     rules: TableRules = table_rules(info)
     codec = RowCodec(
         info.schema, schema_id=info.schema_id, table=rules.table, earlier=rules.earlier
@@ -199,7 +199,7 @@ def _check_contents(
     first = -1
     for base, batch in log.batches(end):
         offsets = np.arange(base, base + batch.num_rows, dtype=np.int64)
-        chosen = np.flatnonzero(np.isin(offsets, live))
+        chosen = np.flatnonzero(np.isin(offsets, live_offsets))
         if not len(chosen):
             continue
         rows = batch.select(info.schema.names).take(pa.array(chosen))

@@ -1,4 +1,4 @@
-"""Checking one bucket's log: every checksum, offset and row, whatever the index files say."""
+"""The check of one bucket's log: every checksum, offset and row, without trust in index files."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _NOT_ACKNOWLEDGED: Final = "never acknowledged; the next start cuts them off"
 
 
 class CheckedLog:
-    """The segments that could be opened, for further checks of their rows."""
+    """The readable segments, for further checks of their rows."""
 
     def __init__(self, segments: list[SegmentFile], info: TableInfo) -> None:
         self._segments = segments
         self._info = info
 
     def batches(self, end_offset: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield (base offset, rows) of every frame below `end_offset` that is whole.
+        """Yield (base offset, rows) of every whole frame below `end_offset`.
 
         Rows are in the current version of the schema.
         """
@@ -59,12 +59,12 @@ class CheckedLog:
                 yield frame.base_offset, _decoded(frame, self._info)
 
     def fingerprints(self, offsets: Collection[int]) -> dict[int, str]:
-        """Return the log's fingerprints at `offsets`, of those where it is known."""
-        found: dict[int, str] = {}
+        """Return offset -> fingerprint of the log, for the offsets with a known fingerprint."""
+        hex_fingerprints: dict[int, str] = {}
         for segment in self._segments:
             for offset, fingerprint in segment.fingerprints(offsets).items():
-                found[offset] = fingerprint.hex()
-        return found
+                hex_fingerprints[offset] = fingerprint.hex()
+        return hex_fingerprints
 
 
 def check_log(
@@ -77,9 +77,9 @@ def check_log(
     is_former: bool = False,
     progress: Progress = NO_PROGRESS,
 ) -> CheckedLog:
-    """Check the log in `directory`, filling `facts`; `end_min` is an end known to be durable.
+    """Check the log in `directory` and fill `facts`; `end_min` is an end known to be durable.
 
-    One of a former release may lack files that are made now. Progress counts bytes of segments.
+    A log of a former release may lack files that are made now. Progress counts bytes of segments.
     """
     where = f"table '{info.path}', bucket {facts.bucket}"
     identity = LogIdentity(info.table_id, facts.bucket)
@@ -90,14 +90,14 @@ def check_log(
         return CheckedLog([], info)
     facts.log_start_offset = facts.log_end_offset = bases[0]
     facts.segments = len(bases)
-    mark = _check_beside(directory, identity, bases, facts, report, is_former=is_former)
+    durable_end = _check_side_files(directory, identity, bases, facts, report, is_former=is_former)
     opened: list[SegmentFile] = []
     fingerprint: bytes | None = None
     for number, base in enumerate(bases):
         path = segment_path(directory, base)
         if base != facts.log_end_offset:
-            before = f"the one before ends at {facts.log_end_offset}"
-            report.error(where, f"{path.name} starts at {base}, {before}")
+            previous_end = f"the one before ends at {facts.log_end_offset}"
+            report.error(where, f"{path.name} starts at {base}, {previous_end}")
         try:
             segment = open_segment(path, identity=identity)
         except StreamhouseError as error:
@@ -112,7 +112,7 @@ def check_log(
                 " it: one of the two files is from another copy of this directory",
             )
         opened.append(segment)
-        found = scan_frames(
+        scan = scan_frames(
             segment.view,
             base_offset=base,
             timestamp_us=segment.header.created_timestamp_us,
@@ -120,25 +120,25 @@ def check_log(
             writers=None,
             fingerprint=segment.header.fingerprint,
         )
-        fingerprint = None if found.problem else found.fingerprint
-        facts.log_end_offset = found.end_offset
+        fingerprint = None if scan.problem else scan.fingerprint
+        facts.log_end_offset = scan.end_offset
         facts.log_bytes += len(segment.view)
-        _check_rows(segment, info, facts, report, where=where, end_offset=found.end_offset)
+        _check_rows(segment, info, facts, report, where=where, end_offset=scan.end_offset)
         progress.done(len(segment.view))
         if base != bases[-1]:
-            _check_sealed(segment, found, identity, report, where=where)
-        elif found.problem:
-            _check_tail(segment, found, report, where=where, known_end=max(mark, end_min))
-    if max(mark, end_min) > facts.log_end_offset:
+            _check_sealed(segment, scan, identity, report, where=where)
+        elif scan.problem:
+            _check_tail(segment, scan, report, where=where, durable_end=max(durable_end, end_min))
+    if max(durable_end, end_min) > facts.log_end_offset:
         report.error(
             where,
-            f"the log ends at offset {facts.log_end_offset}, but rows below {max(mark, end_min)}"
-            " were durable",
+            f"the log ends at offset {facts.log_end_offset}, but rows below"
+            f" {max(durable_end, end_min)} were durable",
         )
     return CheckedLog(opened, info)
 
 
-def _check_beside(
+def _check_side_files(
     directory: Path,
     identity: LogIdentity,
     bases: list[int],
@@ -147,25 +147,25 @@ def _check_beside(
     *,
     is_former: bool,
 ) -> int:
-    """Check what lies beside the segments; return the end that the mark vouches for."""
+    """Check the files beside the segments; return the durable end in the mark."""
     where = f"{directory.parent.name}/{directory.name}"
-    found = DurableMark.read(directory, identity=identity, filesystem=LocalFilesystem())
+    mark = DurableMark.read(directory, identity=identity, filesystem=LocalFilesystem())
     if is_former:
         facts.forgotten_offset = bases[0]
-        return 0 if found is None else found.durable_offset
-    if found is None:
+        return 0 if mark is None else mark.durable_offset
+    if mark is None:
         report.error(where, f"{MARK_NAME} is missing or damaged")
         return 0
-    facts.forgotten_offset = found.forgotten_offset
-    if bases[0] > found.start_offset:
+    facts.forgotten_offset = mark.forgotten_offset
+    if bases[0] > mark.start_offset:
         report.error(
             where,
             f"the log begins at {bases[0]}, but retention has deleted rows below"
-            f" {found.start_offset} only: segment files are missing",
+            f" {mark.start_offset} only: segment files are missing",
         )
     if bases[0] and not any(_is_writers(directory, identity, base) for base in bases):
         report.error(where, f"{writers_path(directory, bases[-1]).name} is missing or damaged")
-    return found.durable_offset
+    return mark.durable_offset
 
 
 def _is_writers(directory: Path, identity: LogIdentity, offset: int) -> bool:
@@ -187,7 +187,7 @@ def _check_rows(
     where: str,
     end_offset: int,
 ) -> None:
-    """Decode every frame: a checksum only says that the bytes are those that came."""
+    """Decode every frame: a checksum only proves that the bytes are unchanged."""
     for frame in segment.frames():
         if frame.base_offset >= end_offset:
             return
@@ -211,17 +211,17 @@ def _check_rows(
 
 def _check_sealed(
     segment: SegmentFile,
-    found: ScanResult,
+    scan: ScanResult,
     identity: LogIdentity,
     report: CheckReport,
     *,
     where: str,
 ) -> None:
-    if found.problem:
+    if scan.problem:
         report.error(
             where,
-            f"{segment.path.name} is damaged at byte {found.end_position}, offset"
-            f" {found.end_offset}: {found.problem}",
+            f"{segment.path.name} is damaged at byte {scan.end_position}, offset"
+            f" {scan.end_offset}: {scan.problem}",
         )
     base = segment.header.base_offset
     path = index_path(segment.path.parent, base)
@@ -230,9 +230,9 @@ def _check_sealed(
         header = read_index_header(data[:INDEX_START_BYTES], identity=identity, base_offset=base)
         decode_index(data, header=header, check=True)
         is_right = (header.end_offset, header.segment_bytes, header.end_fingerprint) == (
-            found.end_offset,
+            scan.end_offset,
             len(segment.view),
-            found.fingerprint,
+            scan.fingerprint,
         )
         problem = "" if is_right else "does not fit its segment"
     except (OSError, MalformedError) as error:
@@ -242,22 +242,22 @@ def _check_sealed(
 
 
 def _check_tail(
-    segment: SegmentFile, found: ScanResult, report: CheckReport, *, where: str, known_end: int
+    segment: SegmentFile, scan: ScanResult, report: CheckReport, *, where: str, durable_end: int
 ) -> None:
-    """Judge the bytes behind the last whole frame as recovery does."""
-    later = durable_offset_after(segment.view, found.end_position, offset_min=found.end_offset)
-    left = len(segment.view) - found.end_position
-    if max(later, known_end) > found.end_offset:
+    """Judge the bytes behind the last whole frame as recovery would."""
+    later = durable_offset_after(segment.view, scan.end_position, offset_min=scan.end_offset)
+    trailing_bytes = len(segment.view) - scan.end_position
+    if max(later, durable_end) > scan.end_offset:
         report.error(
             where,
-            f"{segment.path.name} is damaged at byte {found.end_position}, offset"
-            f" {found.end_offset}: {found.problem}; rows from there on were acknowledged",
+            f"{segment.path.name} is damaged at byte {scan.end_position}, offset"
+            f" {scan.end_offset}: {scan.problem}; rows from there on were acknowledged",
         )
     else:
         report.warning(
             where,
-            f"{segment.path.name} has {left} bytes behind offset {found.end_offset}"
-            f" ({found.problem}), {_NOT_ACKNOWLEDGED}",
+            f"{segment.path.name} has {trailing_bytes} bytes behind offset {scan.end_offset}"
+            f" ({scan.problem}), {_NOT_ACKNOWLEDGED}",
         )
 
 

@@ -1,7 +1,7 @@
-"""What the store's directory says of a service's shards, with whatever is wrong with it.
+"""The store's directory of a service's shards, with every fault in it.
 
-Unlike a shard, which refuses to go on with damage, this reads on: each object is a finding of its
-own. Reads only.
+A shard refuses to go on with damage; this module reads on, and each faulty object is a finding.
+Reads only.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ _DIGITS: Final = 8
 
 @dataclass(slots=True)
 class DirectoryFacts:
-    """What is in the directory. `entries` has the names that are not free."""
+    """The contents of the directory. `entries` has the names that are not free."""
 
     service_id: str = ""
     first_id: int = 0
-    """Ids below it are the first shard's own; above it, each is in a block of `blocks`."""
+    """Lower ids belong to the first shard; each higher id is in a block of `blocks`."""
     entries: dict[TablePath, NameEntry] = field(default_factory=dict)
     unknown: set[TablePath] = field(default_factory=set)
-    """Names of which the newest version cannot be read."""
+    """Names with an unreadable newest version."""
     blocks: set[int] = field(default_factory=set)
     shards: set[str] = field(default_factory=set)
-    """Every shard that anything names."""
+    """Every shard that any object names."""
     findings: list[Finding] = field(default_factory=list)
 
     def error(self, key: str, problem: str) -> None:
-        """Note what makes a table unreachable, or may give one name or id twice."""
+        """Note a fault that hides a table, or may give a name or id twice."""
         self.findings.append(Finding(Severity.ERROR, DIRECTORY + key, problem))
 
     def warning(self, key: str, problem: str) -> None:
-        """Note what harms nothing."""
+        """Note a harmless fault."""
         self.findings.append(Finding(Severity.WARNING, DIRECTORY + key, problem))
 
 
 def read_directory(objects: ObjectStore) -> DirectoryFacts:
-    """Read all of it. Raises a `StreamhouseError` if the store does not answer."""
+    """Read the whole directory. Raises a `StreamhouseError` if the store does not answer."""
     facts, store = DirectoryFacts(), DirectoryObjects(objects)
     _read_service(store, facts)
     _read_blocks(store, facts)
@@ -72,7 +72,7 @@ def _read_service(store: DirectoryStore, facts: DirectoryFacts) -> None:
     content = _contents(store, [Folder.SERVICE], facts).get(Folder.SERVICE)
     if content is None:
         if not facts.findings:
-            facts.error(Folder.SERVICE, "it is missing: nobody knows which service this is")
+            facts.error(Folder.SERVICE, "it is missing: the id of the service is unknown")
         return
     try:
         facts.service_id = str(content["service_id"])
@@ -83,7 +83,7 @@ def _read_service(store: DirectoryStore, facts: DirectoryFacts) -> None:
 
 def _read_blocks(store: DirectoryStore, facts: DirectoryFacts) -> None:
     keys = list(store.list(f"{Folder.IDS}/"))
-    # Also one that cannot be read was claimed: nobody can claim it again.
+    # An unreadable block was claimed, too: no shard can claim it again.
     facts.blocks = set(filter(None, map(_number, keys)))
     for key, content in _contents(store, keys, facts).items():
         try:
@@ -96,7 +96,7 @@ def _read_blocks(store: DirectoryStore, facts: DirectoryFacts) -> None:
 
 
 def _read_shards(store: DirectoryStore, facts: DirectoryFacts) -> None:
-    # What is in a record is replaced every few seconds: only its name counts.
+    # The content of a record is replaced every few seconds: only the name counts.
     for folder in (Folder.SHARDS, Folder.HELD):
         for key in store.list(f"{folder}/"):
             shard = key.removeprefix(f"{folder}/").partition("/")[0]
@@ -109,7 +109,7 @@ def _read_shards(store: DirectoryStore, facts: DirectoryFacts) -> None:
 
 
 def _read_names(store: DirectoryStore, folder: Folder, facts: DirectoryFacts) -> None:
-    """Read the newest version of each name, and see that none before it is missing."""
+    """Read the newest version of each name, and check that no earlier version is missing."""
     versions: dict[str, set[int]] = {}
     for key in store.list(f"{folder}/"):
         name, number = key.rpartition("/")[0], _number(key)
@@ -119,7 +119,7 @@ def _read_names(store: DirectoryStore, folder: Folder, facts: DirectoryFacts) ->
         versions.setdefault(name, set()).add(number)
     for name, numbers in versions.items():
         for number in sorted(set(range(1, max(numbers))) - numbers):
-            # A listing may be of a moment ago.
+            # A listing may be outdated by a moment.
             if store.get(_key(name, number)) is None:
                 facts.error(
                     _key(name, number),
@@ -129,10 +129,10 @@ def _read_names(store: DirectoryStore, folder: Folder, facts: DirectoryFacts) ->
     contents = _contents(store, newest, facts)
     if folder is Folder.TABLES:
         for key, name in newest.items():
-            _take_entry(name, key, contents.get(key), facts)
+            _add_entry(name, key, contents.get(key), facts)
 
 
-def _take_entry(
+def _add_entry(
     name: str, key: str, content: Mapping[str, Any] | None, facts: DirectoryFacts
 ) -> None:
     path = _path(name)
@@ -151,7 +151,7 @@ def _take_entry(
 def _contents(
     store: DirectoryStore, keys: Iterable[str], facts: DirectoryFacts
 ) -> dict[str, dict[str, Any]]:
-    """Return what is in the objects that are there and whole; damage is noted."""
+    """Return the contents of the existing, whole objects; damage is noted."""
 
     def read(key: str) -> dict[str, Any] | CorruptDataError | None:
         try:
@@ -162,9 +162,9 @@ def _contents(
 
     keys = list(keys)
     with ThreadPoolExecutor(_THREADS, "directory-check") as threads:
-        found = dict(zip(keys, threads.map(read, keys), strict=True))
+        results = dict(zip(keys, threads.map(read, keys), strict=True))
     contents = {}
-    for key, content in found.items():
+    for key, content in results.items():
         if isinstance(content, CorruptDataError):
             facts.error(key, content.message)
         elif content is not None:
@@ -177,7 +177,7 @@ def _key(name: str, number: int) -> str:
 
 
 def _number(key: str) -> int:
-    """Return the number that a key ends with; 0 for what has none."""
+    """Return the number at the end of a key; 0 without a number."""
     digits = key.rpartition("/")[2]
     return int(digits) if len(digits) == _DIGITS and digits.isascii() and digits.isdecimal() else 0
 

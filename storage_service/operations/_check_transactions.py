@@ -1,4 +1,4 @@
-"""Checking what a table's transactions have on disk: decisions, and the rows of staged parts."""
+"""The check of a table's transactions on disk: decisions, and the rows of staged parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_transactions(
     facts: TableFacts,
     report: CheckReport,
 ) -> None:
-    """Check the files in the table's `transactions/`, and that they fit its logs and its lake."""
+    """Check the files in the table's `transactions/` against the logs and the lake."""
     where = f"table '{info.path}', transactions"
     is_former = info.table_id in directory.former
     files = TransactionFiles(
@@ -45,9 +45,9 @@ def check_transactions(
         return
     names = LocalFilesystem().list_names(files.directory)
     folded: list[Decision] = []
-    own: list[Decision] = []
+    decisions: list[Decision] = []
     truncated: dict[int, int] = {}
-    found_before = len(report.findings)
+    findings_before = len(report.findings)
     try:
         folded = files.load_folded() if not is_former or "outcomes" in names else []
         truncated, _ = files.load_truncated()
@@ -56,21 +56,21 @@ def check_transactions(
     for name in names:
         if name.endswith(DECISION_SUFFIX):
             try:
-                own.append(files.load_decision(name))
+                decisions.append(files.load_decision(name))
             except CorruptDataError as error:
                 report.error(where, error.message)
-    if len(report.findings) == found_before:
-        for decision in own:
+    if len(report.findings) == findings_before:
+        for decision in decisions:
             for bucket, offset in decision.truncated_offsets.items():
                 truncated[bucket] = max(truncated.get(bucket, 0), offset)
-        _check_agreement(info, lake, facts, report, [*folded, *own], truncated)
+        _check_agreement(info, lake, facts, report, [*folded, *decisions], truncated)
         try:
             if not is_former:
-                next_decision_number(own, folded=files.folded, where=files.directory)
+                next_decision_number(decisions, folded=files.folded, where=files.directory)
         except CorruptDataError as error:
             report.error(where, error.message)
     _check_open(files, names, where, report)
-    _check_parts(files, names, {d.spec.transaction_id for d in own}, where, report)
+    _check_parts(files, names, {d.spec.transaction_id for d in decisions}, where, report)
 
 
 def _check_agreement(
@@ -115,12 +115,12 @@ def _check_parts(
     where: str,
     report: CheckReport,
 ) -> None:
-    known = {name.partition(".")[0] for name in names if not name.endswith(PART_SUFFIX)}
+    transaction_ids = {name.partition(".")[0] for name in names if not name.endswith(PART_SUFFIX)}
     for name in names:
         if not name.endswith(PART_SUFFIX):
             continue
         transaction_id = name.partition(".")[0]
-        if transaction_id not in known:
+        if transaction_id not in transaction_ids:
             report.warning(
                 where, f"{name} belongs to no transaction: that was dropped, or lost its file"
             )

@@ -1,7 +1,7 @@
-"""A backup as files: the staged data directory and `manifest.json`, which vouches for all of it.
+"""A backup as files: the staged data directory, and `manifest.json` with the checksums of all.
 
-The manifest is written last: a directory without one is no backup. Nothing in a backup is changed
-by a restore, which copies.
+The manifest is written last: a directory without a manifest is no backup. A restore copies, and
+changes nothing in a backup.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _COPY_BYTES: Final = 8 << 20
 def write_backup(
     staged: Path, target: Path, facts: Mapping[str, Any], *, progress: Progress = NO_PROGRESS
 ) -> dict[str, Any]:
-    """Move a staged backup to the new or empty directory `target`; return its manifest.
+    """Move a staged backup to the new or empty directory `target`; return the manifest.
 
-    On the same file system files keep the names they share with the service's; else they are
+    On the same file system the files stay hard links to the service's files; otherwise they are
     copied. Everything is durable on return.
     """
     _claim_empty(target, "backup")
@@ -56,11 +56,11 @@ def write_backup(
 
 
 def verify_backup(backup: Path, *, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
-    """Return the manifest; raises `CorruptDataError` unless every file is there as it was made."""
+    """Return the manifest; raises `CorruptDataError` unless every file is unchanged."""
     manifest = _read_manifest(backup)
     progress.expect(_bytes_of(manifest))
     for name, expected in manifest["files"].items():
-        _checked_name(name)
+        _safe_name(name)
         _check_file(backup / name, expected, progress)
     return manifest
 
@@ -68,12 +68,12 @@ def verify_backup(backup: Path, *, progress: Progress = NO_PROGRESS) -> dict[str
 def restore_backup(
     backup: Path, data_dir: Path, *, progress: Progress = NO_PROGRESS
 ) -> dict[str, Any]:
-    """Copy a backup into the new or empty directory `data_dir`; return its manifest.
+    """Copy a backup into the new or empty directory `data_dir`; return the manifest.
 
-    Every copy is compared with the manifest. A directory that a restore did not finish is refused
-    by the next one, because it is not empty, and by the service.
+    Every copy is compared with the manifest. A directory with an unfinished restore is refused by
+    the next restore, because it is not empty, and by the service.
 
-    Raises `CorruptDataError` for a backup that is damaged.
+    Raises `CorruptDataError` for a damaged backup.
     """
     manifest = _read_manifest(backup)
     if manifest["with_lake"] and Path(manifest["data_dir"]) != data_dir.absolute():
@@ -84,9 +84,9 @@ def restore_backup(
     _claim_empty(data_dir, "restore")
     progress.expect(_bytes_of(manifest))
     try:
-        # Without service.json a service refuses a directory that has tables.
+        # Written last: without service.json a service refuses a directory with tables.
         for name, expected in sorted(manifest["files"].items(), key=_service_file_last):
-            target = data_dir / _checked_name(name)
+            target = data_dir / _safe_name(name)
             _make_parents(target)
             _copy(backup / name, target)
             _check_file(target, expected, progress, source=backup / name)
@@ -116,16 +116,18 @@ def _service_file_last(item: tuple[str, Any]) -> tuple[bool, str]:
     return item[0] == "service.json", item[0]
 
 
-def _claim_empty(directory: Path, what: str) -> None:
+def _claim_empty(directory: Path, purpose: str) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise AlreadyExistsError(f"{directory} is not empty; a {what} needs a directory of its own")
+        raise AlreadyExistsError(
+            f"{directory} is not empty; a {purpose} needs a directory of its own"
+        )
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StorageFailedError(f"{directory} cannot be made: {error.strerror}") from error
 
 
-def _checked_name(name: str) -> str:
+def _safe_name(name: str) -> str:
     path = Path(name)
     if path.is_absolute() or ".." in path.parts:
         raise CorruptDataError(f"the backup's manifest names a file outside of it: {name}")
@@ -171,18 +173,18 @@ def _check_file(
     path: Path, expected: Mapping[str, Any], progress: Progress, *, source: Path | None = None
 ) -> None:
     try:
-        found = _fingerprint(path, progress)
+        actual = _fingerprint(path, progress)
     except FileNotFoundError as error:
         raise CorruptDataError(f"{path} is missing from the backup") from error
-    if found != expected:
+    if actual != expected:
         raise CorruptDataError(
-            f"{source or path} is damaged: {found['bytes']} bytes with another checksum than the"
+            f"{source or path} is damaged: {actual['bytes']} bytes with another checksum than the"
             f" {expected['bytes']} that were backed up"
         )
 
 
 def _sync_tree(directory: Path) -> None:
-    """Make everything below `directory` durable."""
+    """Make all files and directories below `directory` durable."""
     filesystem = LocalFilesystem()
     for path in directory.rglob("*"):
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""Checking a whole data directory, or a backup, that no service uses. Nothing is written."""
+"""The check of a whole data directory, or a backup, without a running service. Reads only."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from streamhouse.storage_service.operations.findings import (
 )
 from streamhouse.storage_service.ownership.journal.restore.journal_file import refuse_half_made
 
-__all__ = ["LakeCheck", "check_directory", "unused"]
+__all__ = ["LakeCheck", "check_directory", "locked_out"]
 
 
 LakeCheck = Callable[[TableInfo, LakeState, TableFacts, CheckReport], None]
-"""Compares a table with its lake, adding what is wrong: the service knows no lake library."""
+"""Compares a table with its lake, and adds findings: this room has no lake library."""
 
 
 @contextlib.contextmanager
-def unused(path: Path) -> Iterator[DataDirectory]:
-    """Keep services from starting on `path`; raises `UnavailableError` if one is running."""
+def locked_out(path: Path) -> Iterator[DataDirectory]:
+    """Keep services from starting on `path`; raises `UnavailableError` if a service is running."""
     has_tables = (path / "tables").is_dir() and any((path / "tables").iterdir())
     if not (path / "service.json").is_file() and not has_tables:
         raise InvalidRequestError(f"{path} is no data directory: it has no service.json")
     if not (path / "LOCK").exists():
-        # A backup, or never served.
+        # A backup, or a directory that was never served.
         yield DataDirectory(path)
         return
     descriptor = os.open(path / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
@@ -75,11 +75,11 @@ def check_directory(
 ) -> CheckReport:
     """Check everything in `path`; progress counts bytes of logs.
 
-    Raises `InvalidRequestError` for what is no data directory, or is still being made from its
-    journal, as a standby's is; `UnavailableError` for one in use.
+    Raises `InvalidRequestError` for any other directory, or a directory still in the making from a
+    standby's journal; `UnavailableError` for a directory in use.
     """
-    with unused(path) as directory:
-        # What follows a journal may be behind it in every file, and lose nothing by that.
+    with locked_out(path) as directory:
+        # A standby's directory may be behind its journal in every file, without a loss.
         refuse_half_made(path)
         report = CheckReport(str(path))
         try:
@@ -110,11 +110,11 @@ def _tables(
 ) -> Iterator[TableInfo]:
     for path in sorted(directory.tables.glob(f"*{GIVEN_UP_SUFFIX}")):
         report.warning(str(path), "was given up, and is no table any more; nothing deletes it")
-    for table_id, known in sorted(state.tables.items()):
+    for table_id, entry in sorted(state.tables.items()):
         try:
-            info, _ = load_table(directory, table_id, known)
+            info, _ = load_table(directory, table_id, entry)
         except StreamhouseError as error:
-            report.error(f"table '{known.path}'", error.message)
+            report.error(f"table '{entry.path}'", error.message)
         else:
             yield info
 
@@ -137,12 +137,12 @@ def _check_table(
         report.error(where, lake.diverged)
     for bucket in range(info.bucket_count):
         tiered = lake.tiered_offsets[bucket]
-        found = BucketFacts(bucket=bucket, tiered_offset=tiered)
-        facts.buckets.append(found)
+        bucket_facts = BucketFacts(bucket=bucket, tiered_offset=tiered)
+        facts.buckets.append(bucket_facts)
         log = check_log(
             directory.bucket(info.table_id, bucket),
             info,
-            found,
+            bucket_facts,
             report,
             end_min=tiered,
             is_former=info.table_id in directory.former,
@@ -152,13 +152,13 @@ def _check_table(
         if info.is_primary_key_table:
             kv = directory.key_rows(info.table_id, bucket)
             ends = {tiered} if lake.batch is None else {tiered, lake.batch.tiered_offsets[bucket]}
-            lake_offsets = check_rows_by_key(kv, log, info, found, report, lake_ends=ends)
-            facts.lake_offsets |= {(bucket, end): of for end, of in lake_offsets.items()}
-        if found.log_start_offset > tiered and info.properties().datalake_enabled:
+            lake_offsets = check_rows_by_key(kv, log, info, bucket_facts, report, lake_ends=ends)
+            facts.lake_offsets |= {(bucket, end): offsets for end, offsets in lake_offsets.items()}
+        if bucket_facts.log_start_offset > tiered and info.properties().datalake_enabled:
             report.warning(
                 f"{where}, bucket {bucket}",
-                f"rows [{tiered}, {found.log_start_offset}) are neither in the log nor in the lake;"
-                " retention takes them while table.datalake.enabled is false",
+                f"rows [{tiered}, {bucket_facts.log_start_offset}) are neither in the log nor in"
+                " the lake; retention takes them while table.datalake.enabled is false",
             )
     schemas = directory.sidecar_file(info.table_id, "record_schemas")
     for file in (
@@ -183,16 +183,16 @@ def _check_table(
 def _check_ages(file: StateFile, facts: TableFacts, report: CheckReport) -> None:
     where = f"table '{facts.path}'"
     try:
-        known = RowAges(file).ends()
+        age_ends = RowAges(file).ends()
     except StreamhouseError as error:
         report.error(where, error.message)
         return
-    for found in facts.buckets:
-        end = known.get(found.bucket, 0)
-        if end > found.log_end_offset:
+    for bucket_facts in facts.buckets:
+        end = age_ends.get(bucket_facts.bucket, 0)
+        if end > bucket_facts.log_end_offset:
             report.error(
-                f"{where}, bucket {found.bucket}",
+                f"{where}, bucket {bucket_facts.bucket}",
                 f"{file.path.name} has ages of changes up to offset {end}, but the log ends at"
-                f" {found.log_end_offset}: what is written there would be deleted as old; remove"
-                " the file, and rows count from the next start on",
+                f" {bucket_facts.log_end_offset}: what is written there would be deleted as old;"
+                " remove the file, and rows count from the next start on",
             )

@@ -1,8 +1,9 @@
-"""Is the journal whole: could a machine that has nothing be what the service was?
+"""The check of a journal: could an empty machine restore the service from it?
 
-Reads only, and may be run while a service writes the journal: then it says how things were when it
-began. Checked are the names, each epoch's open object and seal, the chain of checksums from the
-older checkpoint on, both manifests, every byte that they name, and that both lead to the same tree.
+Reads only, also while a service writes the journal: the report is then as of the beginning of the
+check. The check covers the names, each epoch's open object and seal, the chain of checksums from
+the older checkpoint on, both manifests with every byte of their files, and the equality of both
+resulting trees.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _THREADS: Final = 6
 
 @dataclass(slots=True, kw_only=True)
 class JournalReport:
-    """What a check of one shard's journal found."""
+    """The result of a check of a shard's journal."""
 
     url: str
     shard: str
@@ -68,23 +69,31 @@ class JournalReport:
     packs_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
     end: Place | None = None
-    """Up to where it was read, once it was."""
+    """The end of the part that was read, if it was read."""
     tree: JournalTree | None = None
-    """The files there, where that is known."""
+    """The files at that place, if known."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether the service can be made again of it."""
+        """Whether the service can be restored from the journal."""
         return not any(finding.severity is Severity.ERROR for finding in self.findings)
 
     def error(self, where: str, problem: str) -> None:
-        """Note what makes a restore fail, or would."""
+        """Note a fault that makes a restore fail, now or later."""
         self.findings.append(Finding(Severity.ERROR, where, problem))
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
-        plain = ("url", "shard", "epochs", "objects", "operations", "checkpoints", "packs_bytes")
-        return {name: getattr(self, name) for name in plain} | {
+        field_names = (
+            "url",
+            "shard",
+            "epochs",
+            "objects",
+            "operations",
+            "checkpoints",
+            "packs_bytes",
+        )
+        return {name: getattr(self, name) for name in field_names} | {
             "is_sound": self.is_sound,
             "findings": [finding.to_json() for finding in self.findings],
         }
@@ -93,7 +102,7 @@ class JournalReport:
 def check_journal(
     store: ObjectStore, names: ShardNames, *, progress: Progress = NO_PROGRESS
 ) -> JournalReport:
-    """Check one shard's journal; progress counts bytes of packs. Raises what the store raises."""
+    """Check one shard's journal; progress counts bytes of packs. Raises the store's errors."""
     report = JournalReport(url=store.url, shard=names.shard)
     service_id = _service_id(store, names, report)
     if service_id is None:
@@ -125,7 +134,7 @@ def check_journal(
 
 
 def _service_id(store: ObjectStore, names: ShardNames, report: JournalReport) -> str | None:
-    """Return whose journal it is; None if there is none, or if that is damaged, which is noted."""
+    """Return the journal's service id; None without a journal, or after damage, which is noted."""
     first = Place(1, 0)
     opened = _object(store, names, first, None, report)
     if opened is None and not report.findings:
@@ -141,9 +150,9 @@ def _service_id(store: ObjectStore, names: ShardNames, report: JournalReport) ->
 
 
 def read_file(store: ObjectStore, names: ShardNames, file: TreeFile) -> bytes:
-    """Return a small file of the tree that a check has found.
+    """Return a small file of a checked tree.
 
-    Raises `CorruptDataError` for one that is damaged, or was trimmed since.
+    Raises `CorruptDataError` for a damaged file, or a file trimmed since the check.
     """
     data = b""
     for piece in file.pieces:
@@ -156,7 +165,7 @@ def read_file(store: ObjectStore, names: ShardNames, file: TreeFile) -> bytes:
                 data += _data(store, names, Place(epoch, seq), index)
             case _:
                 raise AssertionError(f"{piece} is in no store")
-    # Pack and object have proved their own checksums.
+    # Pack and object have verified their own checksums.
     if len(data) != file.length:
         raise CorruptDataError(f"{file.path} is not what the journal says")
     return data
@@ -165,10 +174,12 @@ def read_file(store: ObjectStore, names: ShardNames, file: TreeFile) -> bytes:
 def _data(store: ObjectStore, names: ShardNames, place: Place, index: int) -> bytes:
     key = names.object(place)
     try:
-        found = decode_object(store.get(key, bytes_max=OBJECT_BYTES_MAX), key=key, place=place)
+        journal_object = decode_object(
+            store.get(key, bytes_max=OBJECT_BYTES_MAX), key=key, place=place
+        )
     except ObjectNotFoundError as error:
         raise CorruptDataError(f"{key} is missing, although it was just there") from error
-    operation = found.operations[index]
+    operation = journal_object.operations[index]
     if not isinstance(operation, Append | Replace):
         raise CorruptDataError(f"{key} changes no file's bytes by operation {index}")
     return bytes(operation.data)
@@ -177,7 +188,7 @@ def _data(store: ObjectStore, names: ShardNames, place: Place, index: int) -> by
 def _check_epochs(
     store: ObjectStore, names: ShardNames, journal: bytes, report: JournalReport
 ) -> None:
-    """Each epoch but the last has what opens it, and the seal that the next one follows."""
+    """Check each epoch but the last: the open object, and the seal before the next epoch."""
     epoch = 1
     while True:
         report.epochs = epoch
@@ -186,7 +197,7 @@ def _check_epochs(
             newest = run_on(store, newest_epoch(names, at_least=epoch))
             if newest == epoch:
                 return
-            # Its owner may have opened it since it was asked for.
+            # The owner may have opened the epoch since the request.
             following = _opened(store, names, epoch + 1, journal, report)
         if following is None:
             report.error(
@@ -244,7 +255,7 @@ def _check_checkpoint(
     report: JournalReport,
     progress: Progress,
 ) -> JournalTree | None:
-    """Return the tree that a checkpoint leads to, None if it is of no use."""
+    """Return the tree of a checkpoint, None if the checkpoint is unusable."""
     key = names.checkpoint(place)
     try:
         manifest = load_manifest(store, names, place)
@@ -268,8 +279,8 @@ def _check_checkpoint(
 
     with ThreadPoolExecutor(_THREADS, "journal-check") as threads:
         problems = sorted(filter(None, set(threads.map(problem, pieces))))
-    for found in problems:
-        report.error(key, found)
+    for problem_text in problems:
+        report.error(key, problem_text)
     return None if problems else _end_of(store, names, manifest, service_id, report)
 
 
@@ -288,19 +299,19 @@ def _end_of(
     service_id: str,
     report: JournalReport,
 ) -> JournalTree | None:
-    """Return the tree at the end of the journal, from a checkpoint or from its beginning on."""
+    """Return the tree at the journal's end, from a checkpoint or from the beginning on."""
     replay = Replay(manifest)
     journal = journal_identity(service_id, names.shard)
     reader = JournalReader(store, names, start=replay.start, journal=journal, ahead=READ_AHEAD)
     report.objects = report.operations = 0
     try:
-        # Who writes it goes on: both checkpoints lead to where the first of them was read to.
+        # The owner goes on writing: both checkpoints are followed to the same end.
         while report.end is None or reader.place < report.end:
-            if (found := reader.next()) is None:
+            if (journal_object := reader.next()) is None:
                 break
-            replay.apply(found)
+            replay.apply(journal_object)
             report.objects += 1
-            report.operations += len(found.operations)
+            report.operations += len(journal_object.operations)
         replay.tree.check_whole()
         report.end = reader.place
     except (CorruptDataError, TrimmedError) as error:

@@ -1,7 +1,7 @@
-"""Are all shards of a service whole, and does the directory say of them what they say themselves?
+"""The check of a whole service: is every shard's journal whole, and does the directory match?
 
-Reads only, and may be run while they serve: the directory is read before the journals and once more
-after them, and what is true of one of both moments is no finding.
+Reads only, also while the shards serve: the directory is read before and after the journals, and a
+table with a match in either reading is no finding.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _SERVICE_FILE = "service.json"
 
 @dataclass(slots=True, kw_only=True)
 class ServiceReport:
-    """What a check of a whole service found: in its directory, and in the journal of each shard."""
+    """The result of a service's check: findings of the directory, and reports of the journals."""
 
     url: str
     shards: list[JournalReport] = field(default_factory=list)
     names: int = 0
     findings: list[Finding] = field(default_factory=list)
-    """Of the directory alone."""
+    """Findings of the directory alone."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether the service can be made again, with each table in one shard."""
+        """Whether the service can be restored, with each table in one shard."""
         errors = [f for f in self.findings if f.severity is Severity.ERROR]
         return not errors and all(shard.is_sound for shard in self.shards)
 
@@ -64,48 +64,48 @@ class ServiceReport:
 def check_service(store: ObjectStore, *, progress: Progress = NO_PROGRESS) -> ServiceReport:
     """Check the directory and every shard; progress counts bytes of packs.
 
-    Raises what the store raises, and `UnavailableError` or `StorageFailedError` for the same.
+    Raises the store's errors, and `UnavailableError` or `StorageFailedError` for failed requests.
     """
     report = ServiceReport(url=store.url)
-    before = read_directory(store)
-    for shard in sorted(before.shards | set(_journals(store))):
+    directory_before = read_directory(store)
+    for shard in sorted(directory_before.shards | set(_journals(store))):
         journal = check_journal(store, ShardNames(shard), progress=progress)
-        if journal.epochs or shard not in before.shards:
+        if journal.epochs or shard not in directory_before.shards:
             report.shards.append(journal)
         else:
-            _note_without_journal(shard, before, report)
+            _note_without_journal(shard, directory_before, report)
     states = {
-        journal.shard: found
+        journal.shard: state
         for journal in report.shards
-        if (found := _state(store, journal, before.service_id)) is not None
+        if (state := _state(store, journal, directory_before.service_id)) is not None
     }
-    after = read_directory(store)
-    report.names = len(after.entries)
-    report.findings += after.findings
-    _compare(states, before, after, report)
+    directory_after = read_directory(store)
+    report.names = len(directory_after.entries)
+    report.findings += directory_after.findings
+    _compare(states, directory_before, directory_after, report)
     if not report.shards:
         _error(report, SHARDS, "there is no journal of any shard")
     return report
 
 
 def _journals(store: ObjectStore) -> Iterator[str]:
-    """Go through the shards that have anything in the store, by one listing a shard."""
-    last = ""
-    while found := store.list_objects(SHARDS, start_after=last, count_max=1):
-        shard = found[0].key.removeprefix(SHARDS).partition("/")[0]
+    """Yield the shards with an object in the store, by one listing a shard."""
+    start_after_key = ""
+    while keys := store.list_objects(SHARDS, start_after=start_after_key, count_max=1):
+        shard = keys[0].key.removeprefix(SHARDS).partition("/")[0]
         with contextlib.suppress(InvalidNameError):
             yield ShardNames(shard).shard
-        # The first character after "/": no key of this shard is beyond it.
-        last = f"{SHARDS}{shard}0"
+        # "0" is the first character after "/": no key of this shard is beyond it.
+        start_after_key = f"{SHARDS}{shard}0"
 
 
 def _state(store: ObjectStore, journal: JournalReport, service_id: str) -> ServiceState | None:
-    """Return what a shard has at the end of its journal; None if that is not known."""
+    """Return a shard's state at the end of the journal; None if unknown."""
     names = ShardNames(journal.shard)
     file = None if journal.tree is None else journal.tree.get(_SERVICE_FILE)
     if file is None:
         if journal.tree is not None:
-            # It is made at the shard's first start, after the journal.
+            # The shard's first start makes the file, after the journal.
             return ServiceState()
         return None
     where = f"{_SERVICE_FILE} of shard '{journal.shard}'"
@@ -119,12 +119,12 @@ def _state(store: ObjectStore, journal: JournalReport, service_id: str) -> Servi
 
 
 def _note_without_journal(shard: str, facts: DirectoryFacts, report: ServiceReport) -> None:
-    held = [path for path, e in facts.entries.items() if e.shard == shard and e.table_id]
-    if held:
+    paths = [path for path, e in facts.entries.items() if e.shard == shard and e.table_id]
+    if paths:
         _error(
             report,
             ShardNames(shard).journal,
-            f"shard '{shard}' has no journal, but the directory says it has {_some(held)}",
+            f"shard '{shard}' has no journal, but the directory says it has {_some_paths(paths)}",
         )
     else:
         report.findings.append(
@@ -138,16 +138,16 @@ def _note_without_journal(shard: str, facts: DirectoryFacts, report: ServiceRepo
 
 def _compare(
     states: dict[str, ServiceState],
-    before: DirectoryFacts,
-    after: DirectoryFacts,
+    directory_before: DirectoryFacts,
+    directory_after: DirectoryFacts,
     report: ServiceReport,
 ) -> None:
-    """See that each table has its name in the directory, and each name its table.
+    """Check the directory's names against the shards' tables, in both directions.
 
-    One that moves is in two shards, and either may be named: a start of theirs completes that.
+    A moving table is in two shards, and the directory may name either: a start completes the move.
     """
     tables = {
-        shard: {known.path: n for n, known in state.tables.items() if n not in state.leaving}
+        shard: {entry.path: n for n, entry in state.tables.items() if n not in state.leaving}
         for shard, state in states.items()
     }
     moving = {
@@ -157,25 +157,25 @@ def _compare(
         }
         for shard, state in states.items()
     }
-    for shard, own in sorted(tables.items()):
-        for path, table_id in sorted(own.items()):
-            if path in after.unknown:
+    for shard, shard_tables in sorted(tables.items()):
+        for path, table_id in sorted(shard_tables.items()):
+            if path in directory_after.unknown:
                 continue
-            said = [facts.entries.get(path) for facts in (before, after)]
-            if not any(_is_of(entry, shard, table_id) for entry in said):
+            entries = [facts.entries.get(path) for facts in (directory_before, directory_after)]
+            if not any(_is_of(entry, shard, table_id) for entry in entries):
                 _error(
                     report,
                     f"table '{path}'",
                     f"shard '{shard}' has it under id {table_id}, but the directory says"
-                    f" {_words(after.entries.get(path))}",
+                    f" {_entry_text(directory_after.entries.get(path))}",
                 )
-    for path, entry in sorted(after.entries.items()):
-        held_by = tables.get(entry.shard)
-        if entry.state is not NameState.HELD or held_by is None:
+    for path, entry in sorted(directory_after.entries.items()):
+        holder_tables = tables.get(entry.shard)
+        if entry.state is not NameState.HELD or holder_tables is None:
             continue
-        if path in held_by or path in moving[entry.shard]:
+        if path in holder_tables or path in moving[entry.shard]:
             continue
-        if entry == before.entries.get(path):
+        if entry == directory_before.entries.get(path):
             report.findings.append(
                 Finding(
                     Severity.WARNING,
@@ -183,42 +183,44 @@ def _compare(
                     f"shard '{entry.shard}' holds the name for no table: its next start frees it",
                 )
             )
-    _check_ids(tables, after, report)
+    _check_ids(tables, directory_after, report)
 
 
 def _check_ids(
     tables: dict[str, dict[TablePath, int]], facts: DirectoryFacts, report: ServiceReport
 ) -> None:
-    """See that no id is of two tables, and each was claimed."""
+    """Check every table id: claimed by a shard, and used by one table only."""
     paths: dict[int, set[TablePath]] = collections.defaultdict(set)
     for path, entry in facts.entries.items():
         if entry.table_id:
             paths[entry.table_id].add(path)
-    for own in tables.values():
-        for path, table_id in own.items():
+    for shard_tables in tables.values():
+        for path, table_id in shard_tables.items():
             paths[table_id].add(path)
     for table_id, same in sorted(paths.items()):
         if len(same) > 1:
-            _error(report, f"table id {table_id}", f"it is of {len(same)} tables: {_some(same)}")
+            _error(
+                report, f"table id {table_id}", f"it is of {len(same)} tables: {_some_paths(same)}"
+            )
         is_claimed = table_id // BLOCK_IDS in facts.blocks
         if facts.service_id and table_id >= facts.first_id and not is_claimed:
             _error(
                 report,
                 f"table id {table_id}",
-                f"{_some(same)} has it, but no shard ever claimed ids from"
-                f" {table_id // BLOCK_IDS * BLOCK_IDS} on: another may, and give it again",
+                f"{_some_paths(same)} has it, but no shard ever claimed ids from"
+                f" {table_id // BLOCK_IDS * BLOCK_IDS} on: another shard may claim and reuse it",
             )
 
 
 def _is_of(entry: NameEntry | None, shard: str, table_id: int) -> bool:
-    """Whether the directory's words allow that a shard has a table."""
+    """Return whether the directory's entry allows that a shard has a table."""
     if entry is None or entry.table_id != table_id:
         return False
-    # A table that is on its way to another shard is in either.
+    # A table on its way to another shard may be in either shard.
     return entry.state is not NameState.HELD or entry.shard == shard
 
 
-def _words(entry: NameEntry | None) -> str:
+def _entry_text(entry: NameEntry | None) -> str:
     if entry is None:
         return "that there is no such table"
     if not entry.table_id:
@@ -226,7 +228,7 @@ def _words(entry: NameEntry | None) -> str:
     return f"that shard '{entry.shard}' has it under id {entry.table_id}"
 
 
-def _some(paths: list[TablePath] | set[TablePath]) -> str:
+def _some_paths(paths: list[TablePath] | set[TablePath]) -> str:
     shown = [f"'{path}'" for path in sorted(paths)[:3]]
     return ", ".join(shown) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 

@@ -1,4 +1,4 @@
-"""What a check finds: facts about every bucket, and what is wrong."""
+"""The results of checks: facts about every bucket, and findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BucketFacts", "CheckReport", "Finding", "Severity", "TableFacts"]
 
 
 class Severity(enum.StrEnum):
-    """Errors: acknowledged data is damaged. Warnings: the next start mends it, or it is meant."""
+    """Errors: acknowledged data is damaged. Warnings: mended by the next start, or meant."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -22,7 +22,7 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be, and where."""
+    """A fault and its place."""
 
     severity: Severity
     where: str
@@ -35,10 +35,10 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class BucketFacts:
-    """What one bucket has. Without rows by key `applied_offset` and `key_count` are None.
+    """The facts of one bucket. Without rows by key `applied_offset` and `key_count` are None.
 
-    `transaction_us` is when the last rows of a transaction were written to its log; rows below
-    `forgotten_offset` may have left the log without being in a lake.
+    `transaction_us` is the time of the last rows that a transaction wrote to the log; rows below
+    `forgotten_offset` may have left the log without a copy in the lake.
     """
 
     bucket: int
@@ -57,11 +57,10 @@ class BucketFacts:
 
 @dataclass(slots=True, kw_only=True)
 class TableFacts:
-    """One table, bucket by bucket.
+    """The facts of one table, bucket by bucket.
 
-    `lake_offsets` are those of the row versions that a lake table of a primary key table must have
-    when it covers a bucket up to an offset, by (bucket, offset), where that is known.
-    `fingerprints` returns those of a bucket's log at offsets, where they are known.
+    `lake_offsets` has, by (bucket, offset), the offsets of the row versions that a lake table of a
+    primary key table must have if it covers the bucket up to the offset; only where known.
     """
 
     path: str
@@ -82,23 +81,23 @@ class TableFacts:
 
 @dataclass(slots=True)
 class CheckReport:
-    """Everything a check saw."""
+    """All facts and findings of a check."""
 
     data_dir: str
     tables: list[TableFacts] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     def error(self, where: str, problem: str) -> None:
-        """Add damage."""
+        """Add an error: damage."""
         self.findings.append(Finding(Severity.ERROR, where, problem))
 
     def warning(self, where: str, problem: str) -> None:
-        """Add something that the next start mends, or that may be meant."""
+        """Add a warning: the next start mends the fault, or the fault may be meant."""
         self.findings.append(Finding(Severity.WARNING, where, problem))
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing acknowledged is damaged."""
+        """Whether all acknowledged data is undamaged."""
         return all(finding.severity is not Severity.ERROR for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:

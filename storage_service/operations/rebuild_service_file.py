@@ -1,8 +1,8 @@
-"""Making a lost service.json anew from what every table says of itself.
+"""The rebuilding of a lost service.json from the tables' own files.
 
-Only if all of them agree: one service, no two tables of one name. Databases without tables are lost
-with the file, and so is the highest table id ever used: ids go on far above those there are. The
-old file stays beside the new one.
+Only if all tables agree: one service, no two tables of one name. Databases without tables are lost
+with the file, and so is the highest table id ever used: new ids start far above the existing ones.
+The old file stays beside the new one.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from streamhouse.storage_service.directory.table_folders import find_strangers
 
 __all__ = ["rebuild_service_file"]
 
-# Tables that were dropped had ids, too, and lake tables that remember them.
+# Dropped tables had ids, too, and lake tables may still have these ids.
 _IDS_SKIPPED: Final = 1_000
 
 
 def rebuild_service_file(directory: DataDirectory) -> list[str]:
-    """Write service.json as the tables say; return the tables' paths. The directory is locked.
+    """Rebuild service.json from the tables; return the tables' paths. The directory is locked.
 
-    Raises `InvalidRequestError` if the file there is sound, `CorruptDataError` if the tables do not
-    agree; then nothing is changed.
+    Raises `InvalidRequestError` if the present file is sound, `CorruptDataError` if the tables do
+    not agree; then nothing is changed.
     """
     if _is_sound(directory):
         raise InvalidRequestError(f"{directory.service_file} is sound: nothing was changed")
@@ -53,21 +53,25 @@ def rebuild_service_file(directory: DataDirectory) -> list[str]:
         state.next_table_id = max(state.next_table_id, table_id + _IDS_SKIPPED)
         if path.name != number:
             continue
-        known = _known(directory, table_id, services)
-        twin = next((n for n, other in state.tables.items() if other.path == known.path), None)
+        entry = _table_entry(directory, table_id, services)
+        twin = next(
+            (n for n, entry_before in state.tables.items() if entry_before.path == entry.path), None
+        )
         if twin is not None:
             raise CorruptDataError(
-                f"tables/{twin} and tables/{table_id} both have table '{known.path}': move the one"
-                " that was dropped away"
+                f"tables/{twin} and tables/{table_id} both have table '{entry.path}': move the"
+                " dropped one away"
             )
-        state.tables[table_id] = known
-        state.databases.add(known.path.database)
+        state.tables[table_id] = entry
+        state.databases.add(entry.path.database)
     if len(services) != 1:
-        found = ", ".join(f"{path} of service {name}" for name, path in services.items())
+        paths_of_services = ", ".join(
+            f"{path} of service {name}" for name, path in services.items()
+        )
         raise CorruptDataError(
-            f"the tables are not all of one service: {found}: move those of others away"
+            f"the tables are not all of one service: {paths_of_services}: move foreign tables away"
             if services
-            else f"{directory.tables} has no table to make service.json of"
+            else f"{directory.tables} has no table to rebuild service.json from"
         )
     directory.service_id = next(iter(services))
     if directory.service_file.exists():
@@ -80,10 +84,10 @@ def rebuild_service_file(directory: DataDirectory) -> list[str]:
                 f"{directory.service_file} cannot be moved: {error.strerror}"
             ) from error
     save_service_state(directory, state)
-    return [str(known.path) for known in state.tables.values()]
+    return [str(entry.path) for entry in state.tables.values()]
 
 
-def _known(directory: DataDirectory, table_id: int, services: dict[str, Path]) -> TableEntry:
+def _table_entry(directory: DataDirectory, table_id: int, services: dict[str, Path]) -> TableEntry:
     directory.service_id = ""
     file = directory.table_file(table_id)
     try:
