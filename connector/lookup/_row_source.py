@@ -8,17 +8,18 @@ table fits in memory. If the read fails, the task goes on with single keys.
 from __future__ import annotations
 
 import logging
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from streamhouse.client import StorageClient
 from streamhouse.connector.lookup._key_rows import KeyRows, Keys, Numbers
 from streamhouse.connector.lookup._lookup_plan import LookupPlan
 from streamhouse.connector.lookup._shared_tables import SharedTables
+from streamhouse.connector.lookup._table_cut import CutOfTable, PlannedTable
 from streamhouse.connector.lookup._whole_rows import (
     SharedCut,
-    TableCut,
     keys_in,
     read_columns,
     shaped,
@@ -27,7 +28,7 @@ from streamhouse.connector.lookup._whole_rows import (
 from streamhouse.core.errors import RequestTooLargeError, StreamhouseError
 from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
 
-__all__ = ["KeyedRows", "RowSource", "ServiceCalls"]
+__all__ = ["KeyedRows", "RowSource"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,32 +42,6 @@ _KEY_BYTES: Final = 64
 # Rows requested of each prefix, and prefixes in a request: the service answers at most 100,000
 # rows (`lookup_rows_max`). A prefix that may have more rows goes to the next step.
 _STEPS: Final = ((100, 1_000), (10_000, 10), (100_000, 1))
-
-
-class ServiceCalls(Protocol):
-    """The methods of `StorageClient` that a lookup uses."""
-
-    def lookup(self, path: str, keys: pa.Table, *, columns: list[str]) -> pa.Table:
-        """Return one row a key, and a flag for a missing row."""
-        ...
-
-    def prefix_lookup(
-        self, path: str, keys: pa.Table, *, limit: int, columns: list[str]
-    ) -> pa.Table:
-        """Return the rows of each prefix, prefix after prefix."""
-        ...
-
-    def count(self, path: str) -> int:
-        """Return the number of the table's rows."""
-        ...
-
-
-class WholeTable(Protocol):
-    """Reads the whole table as one cut."""
-
-    def cut(self) -> TableCut:
-        """Return the current cut of the table."""
-        ...
 
 
 class KeyedRows(NamedTuple):
@@ -83,8 +58,8 @@ class RowSource:
     def __init__(
         self,
         plan: LookupPlan,
-        client: ServiceCalls,
-        table: WholeTable,
+        client: StorageClient,
+        table: PlannedTable,
         *,
         shared: SharedTables | None = None,
         key_count_min: int = _KEY_COUNT_MIN,
@@ -178,7 +153,7 @@ class RowSource:
 
     # -- the whole table -----------------------------------------------------------------------
 
-    def _cut_if_cheaper(self) -> TableCut | None:
+    def _cut_if_cheaper(self) -> CutOfTable | None:
         """Return the cut of the table if a full read fits and costs less than more single keys."""
         row_count = self._client.count(self._plan.table)
         size = row_count * (self._row_bytes + _KEY_BYTES)
@@ -190,7 +165,7 @@ class RowSource:
         cut = self._table.cut()
         return cut if cut.changes <= max(_CHANGES_MAX * row_count, self._key_count_min) else None
 
-    def _read_all(self, cut: TableCut) -> KeyRows | None:
+    def _read_all(self, cut: CutOfTable) -> KeyRows | None:
         plan = self._plan
         try:
             name = cut.name

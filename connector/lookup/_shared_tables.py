@@ -30,15 +30,16 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.connector.lookup._key_rows import KeyRows, KeyRowsParts
+from streamhouse.connector.lookup._whole_rows import SharedCut
 
-__all__ = ["Cut", "SharedTables", "shared_by_executor"]
+__all__ = ["SharedTables", "shared_by_executor"]
 
 _log = logging.getLogger(__name__)
 
@@ -63,37 +64,6 @@ def shared_by_executor() -> SharedTables | None:
     # Spark sets this variable for each process that runs tasks.
     directory = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     return SharedTables(Path(directory, "streamhouse-lookup")) if directory else None
-
-
-class Cut(Protocol):
-    """A table at one instant; further tasks may read the table at different instants."""
-
-    @property
-    def name(self) -> str:
-        """A unique name among all cuts and shared tables."""
-        ...
-
-    @property
-    def form(self) -> str | None:
-        """The form in common with earlier cuts of the table; None if changes cannot be applied."""
-        ...
-
-    @property
-    def place(self) -> Any:
-        """The position of the cut among the cuts of the same form, as JSON."""
-        ...
-
-    def since(self, place: Any) -> int | None:
-        """Return the number of changes since the cut at `place`; None if changes are not enough."""
-        ...
-
-    def load(self) -> KeyRows:
-        """Return the table."""
-        ...
-
-    def advance(self, table: KeyRows, place: Any) -> KeyRows | None:
-        """Return the table of the cut at `place` with the changes since; None if impossible."""
-        ...
 
 
 class _Head(NamedTuple):
@@ -122,7 +92,7 @@ class SharedTables:
         self._directory: Final = directory
         self._clock: Final = clock
 
-    def load_once(self, cut: Cut) -> KeyRows:
+    def load_once(self, cut: SharedCut) -> KeyRows:
         """Return the table at a cut or a later cut; without a usable file, load the table."""
         path = self._path_of(cut)
         lock = _part_of(path if cut.form is None else self._directory / _digest(cut.form))
@@ -146,7 +116,7 @@ class SharedTables:
                 os.close(part)
 
     def _loaded(
-        self, cut: Cut, path: Path, part: int | None, lock: Path, tried: set[Path]
+        self, cut: SharedCut, path: Path, part: int | None, lock: Path, tried: set[Path]
     ) -> KeyRows:
         """Return the table while this task holds the lock; write the table to the locked file."""
         advanced = None
@@ -167,11 +137,11 @@ class SharedTables:
                 self._sweep(path)
         return table
 
-    def _path_of(self, cut: Cut) -> Path:
+    def _path_of(self, cut: SharedCut) -> Path:
         name = _digest(cut.name)
         return self._directory / (name if cut.form is None else f"{_digest(cut.form)}-{name}")
 
-    def _nearest(self, cut: Cut) -> _Earlier | None:
+    def _nearest(self, cut: SharedCut) -> _Earlier | None:
         """Return the file of the earlier cut with the fewest changes since."""
         if cut.form is None:
             return None
@@ -187,7 +157,7 @@ class SharedTables:
         return min(candidates, key=lambda each: each.changes, default=None)
 
     def _advanced_earlier(
-        self, cut: Cut, tried: set[Path], *, is_near: bool = False
+        self, cut: SharedCut, tried: set[Path], *, is_near: bool = False
     ) -> tuple[KeyRows, _Earlier] | None:
         """Return the nearest earlier cut's table with the changes since, and the cut's file."""
         earlier = self._nearest(cut)

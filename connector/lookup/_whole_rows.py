@@ -8,61 +8,28 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.connector.lookup._key_rows import KeyRows, Keys
 from streamhouse.connector.lookup._lookup_plan import LookupPlan
+from streamhouse.connector.lookup._table_cut import CutOfTable
 from streamhouse.core.errors import SchemaMismatchError, StreamhouseError
 from streamhouse.core.model.changelog import CHANGE_TYPE_NAMES, DELETE
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 
-__all__ = ["SharedCut", "TableCut", "keys_in", "read_columns", "shaped", "whole_rows"]
+__all__ = ["SharedCut", "keys_in", "read_columns", "shaped", "whole_rows"]
 
 _log = logging.getLogger(__name__)
 
 
-class TableCut(Protocol):
-    """The whole table at one instant."""
-
-    @property
-    def name(self) -> str | None:
-        """A unique name among the cuts of all tables; None if the name would not be unique."""
-        ...
-
-    @property
-    def changes(self) -> int:
-        """The number of changes outside the lake that a read goes through."""
-        ...
-
-    @property
-    def place(self) -> Any:
-        """The position of the cut among the cuts of this table, as JSON."""
-        ...
-
-    def since(self, place: Any) -> int | None:
-        """Return the number of changes since the cut at `place`; None if changes are not enough."""
-        ...
-
-    def read(self, columns: list[str]) -> pa.Table:
-        """Return some columns of all rows."""
-        ...
-
-    def read_since(self, place: Any, columns: list[str]) -> pa.Table:
-        """Return the rows that are new since the cut at `place`, and the rows deleted since.
-
-        `__change_type` tells the two apart; a key with both has a row.
-        """
-        ...
-
-
 class SharedCut(NamedTuple):
-    """A named cut, shared by the tasks of an executor (`_shared_tables.Cut`)."""
+    """A named cut, shared by the tasks of an executor (`SharedTables`)."""
 
     plan: LookupPlan
-    cut: TableCut
+    cut: CutOfTable
     cut_name: str
 
     @property
@@ -108,7 +75,7 @@ class SharedCut(NamedTuple):
         return table if is_applied else None
 
 
-def whole_rows(plan: LookupPlan, cut: TableCut) -> KeyRows:
+def whole_rows(plan: LookupPlan, cut: CutOfTable) -> KeyRows:
     """Read all rows of a cut."""
     table = cut.read(read_columns(plan)).combine_chunks()
     return KeyRows.complete(

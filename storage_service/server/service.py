@@ -88,16 +88,16 @@ class Service:
         executor: ThreadPoolExecutor,
         metrics: ServiceMetrics,
         *,
+        lake_reads: LakeReads,
         tenure: Tenure | None = None,
         connections: OpenConnections | None = None,
         shards: Shards | None = None,
         moves: MoveDesk | None = None,
         spans: Spans | None = None,
-        lake_reads: LakeReads | None = None,
     ) -> None:
         self.config = config
         self.lake_reads = lake_reads
-        """Reads of rows that have left the log; None: only the log is readable."""
+        """Reads of rows that have left the log."""
         self.spans = spans
         """None: the service makes no traces."""
         self.moves = moves

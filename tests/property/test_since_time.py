@@ -103,7 +103,6 @@ async def _check(folder: Path, steps: list[tuple[str, int, int]]) -> None:
         moments = range(_BEGIN_US - 12, max(world.times_us, default=_BEGIN_US) + 3)
         questions = [TimeQuestion(world.table, 0, moment) for moment in moments]
         answers = await first_since(questions, run=manager.runtime.run, lake_reads=lake_reads)
-        without_lake = await first_since(questions, run=manager.runtime.run, lake_reads=None)
         lake_reads.close()
         log = world.table.tablet(0)
         first = world.table.truncated_offsets.get(0, 0)
@@ -115,9 +114,8 @@ async def _check(folder: Path, steps: list[tuple[str, int, int]]) -> None:
         is_joined = world.tiered >= log.log_start_offset
         lake_rows = {o for o in in_lake if is_joined and o >= max(first, log.forgotten_offset)}
         log_rows = set(range(log.log_start_offset, len(world.times_us)))
-        for question, whole, of_log in zip(questions, answers, without_lake, strict=True):
-            _judge(world, question.timestamp_us, whole, first, lake_rows | log_rows)
-            _judge(world, question.timestamp_us, of_log, first, log_rows)
+        for question, answer in zip(questions, answers, strict=True):
+            _judge(world, question.timestamp_us, answer, first, lake_rows | log_rows)
 
 
 def _judge(world: _World, moment: int, answer: object, first: int, readable: set[int]) -> None:

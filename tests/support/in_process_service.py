@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from streamhouse.core.backoff import Backoff
 from streamhouse.core.errors import OverloadedError
+from streamhouse.core.model.lake.older_rows import LakeHistory
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TablePath
 from streamhouse.core.model.table_state import TieringAssignment, TieringReport
@@ -55,6 +56,7 @@ from streamhouse.storage_service.server._app import ServiceApp
 from streamhouse.storage_service.server._gauges import read_state
 from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server.doors import Doors
+from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.http.http_exchange import Tenure
 from streamhouse.storage_service.server.other_shards import ShardOwners, Shards
 from streamhouse.storage_service.server.peers import Peers
@@ -239,12 +241,14 @@ async def in_process_service(
             shards = Shards(directory, owners, manager, peers, load_millicores=lambda: 0)
             if store is not None:
                 moves = MoveDesk(TableMoves(manager, directory, store), shards, settings)
+        lake_reads = LakeReads(functools.partial(_lake_history, settings))
         try:
             service = Service(
                 settings,
                 manager,
                 executor,
                 metrics,
+                lake_reads=lake_reads,
                 tenure=tenure,
                 shards=shards,
                 moves=moves,
@@ -253,11 +257,19 @@ async def in_process_service(
             metrics.watch(functools.partial(read_state, service))
             yield InProcessService(service)
         finally:
+            lake_reads.close()
             if moves is not None:
                 await moves.close()
             if shards is not None:
                 shards.close()
             await manager.close()
+
+
+def _lake_history(settings: ServiceConfig) -> LakeHistory:
+    # Few tests read the lake, whose library takes a second to load.
+    from streamhouse.reading.plan.lake_history import IcebergHistory
+
+    return IcebergHistory(settings.lake_catalog())
 
 
 def table_descriptor(

@@ -165,6 +165,5 @@ async def kafka_door(
         yield world
     finally:
         await world.close()
-        if http.service.lake_reads is not None:
-            http.service.lake_reads.close()
+        http.service.lake_reads.close()
         listening.close()

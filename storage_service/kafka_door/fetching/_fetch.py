@@ -55,7 +55,6 @@ from streamhouse.storage_service.kafka_door.topics._table_identity import (
 from streamhouse.storage_service.kafka_door.topics._topic_tables import topic_table
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.history.failures import failure_of
-from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.history.readable_offsets import (
     ReadableOffsets,
     readable_offsets,
@@ -228,7 +227,6 @@ class _Fetch:
     def __init__(self, exchange: KafkaExchange, request: FetchRequest) -> None:
         self._exchange = exchange
         self._service = exchange.service
-        self._lake_reads: LakeReads | None = exchange.service.lake_reads
         config = self._service.config
         self._bytes_min = request.bytes_min
         self._bytes_max = max(1, min(request.bytes_max, config.fetch_bytes_max))
@@ -339,9 +337,7 @@ class _Fetch:
     def _find_readable(self, state: _PartitionState, table: OpenTable) -> None:
         try:
             self._service.manager.check_readable(table)
-            offsets = readable_offsets(
-                table, state.partition, has_history=self._lake_reads is not None
-            )
+            offsets = readable_offsets(table, state.partition)
             state.readable = offsets
             if state.offset not in offsets:
                 raise OffsetOutOfRangeError(
@@ -379,8 +375,7 @@ class _Fetch:
             parts = [part for part in waiting_parts if self._states[part.number].error is None]
             read = functools.partial(read_parts, parts, self._bytes_max)
             if is_in_lake:
-                assert self._lake_reads is not None, "else the log has all readable rows"
-                return await self._lake_reads.run(read)
+                return await self._service.lake_reads.run(read)
             if len(parts) <= _INLINE_PARTS_MAX:
                 byte_count = expected + sum(part.large_batch_bytes() for part in parts)
                 if byte_count * weight <= self._service.config.inline_bytes_max:

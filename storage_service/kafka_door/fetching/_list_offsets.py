@@ -34,7 +34,7 @@ from streamhouse.storage_service.kafka_door.topics._table_identity import (
 from streamhouse.storage_service.kafka_door.topics._topic_tables import topic_table
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.history.failures import failure_of
-from streamhouse.storage_service.server.history.lake_reads import LakeReads, Older
+from streamhouse.storage_service.server.history.lake_reads import Older
 from streamhouse.storage_service.server.history.readable_offsets import (
     ReadableOffsets,
     lake_end,
@@ -211,8 +211,7 @@ def _look(exchange: KafkaExchange, table: OpenTable, query: _PartitionQuery) -> 
     try:
         query.table, query.info = table, table.info
         check_leader_epoch(table, query.leader_epoch)
-        has_history = exchange.service.lake_reads is not None
-        query.readable = readable_offsets(table, query.partition, has_history=has_history)
+        query.readable = readable_offsets(table, query.partition)
         query.answer = WrittenAt(
             _special_offset(table, query.partition, query.readable, query.time_ms), _NONE
         )
@@ -254,11 +253,10 @@ async def _look_up_times(exchange: KafkaExchange, queries: Sequence[_PartitionQu
 async def _look_up_latest(exchange: KafkaExchange, queries: Sequence[_PartitionQuery]) -> None:
     """Record the last row of each partition: time never decreases within a partition."""
     await exchange.service.run_blocking(_last_in_log, queries)
-    lake_reads: LakeReads | None = exchange.service.lake_reads
     older = [query for query in queries if query.error is None and _is_last_in_lake(query)]
-    if older and lake_reads is not None:
+    if older:
         try:
-            await lake_reads.run(functools.partial(_last_in_lake, older))
+            await exchange.service.lake_reads.run(functools.partial(_last_in_lake, older))
         except OverloadedError as error:
             exchange.report(error)
             for query in older:

@@ -350,14 +350,14 @@ async def _answer(exchange: KafkaExchange, request: Any, parts: Sequence[_Part])
 
 
 def _stored(exchange: KafkaExchange, part: _Part) -> StoredPartition:
-    return StoredPartition(part.partition, part.base_offset, _log_start_offset(exchange, part))
+    return StoredPartition(part.partition, part.base_offset, _log_start_offset(part))
 
 
 def _part_answer(exchange: KafkaExchange, part: _Part) -> Mapping[str, Any]:
     values: dict[str, Any] = {
         "index": part.partition,
         "base_offset": part.base_offset,
-        "log_start_offset": _log_start_offset(exchange, part),
+        "log_start_offset": _log_start_offset(part),
     }
     error = part.error
     if error is None:
@@ -373,12 +373,11 @@ def _part_answer(exchange: KafkaExchange, part: _Part) -> Mapping[str, Any]:
     }
 
 
-def _log_start_offset(exchange: KafkaExchange, part: _Part) -> int:
+def _log_start_offset(part: _Part) -> int:
     table = part.table
     if table is None or not 0 <= part.partition < len(table.tablets):
         return NO_OFFSET
-    has_history = exchange.service.lake_reads is not None
-    return readable_offsets(table, part.partition, has_history=has_history).start
+    return readable_offsets(table, part.partition).start
 
 
 def _refuse(request: Any, code: ErrorCode, message: str) -> Mapping[str, Any]:

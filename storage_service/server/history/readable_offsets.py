@@ -47,17 +47,17 @@ def lake_end(table: OpenTable, bucket: int) -> int:
     return 0 if lake.snapshot_id is None else lake.tiered_offsets.get(bucket, 0)
 
 
-def readable_offsets(table: OpenTable, bucket: int, *, has_history: bool) -> ReadableOffsets:
+def readable_offsets(table: OpenTable, bucket: int) -> ReadableOffsets:
     """Return the readable offsets of a bucket now. Event loop only.
 
-    Raises `BucketNotFoundError`. Without `has_history` only the log counts.
+    Raises `BucketNotFoundError`.
     """
     tablet = table.tablet(bucket)
     end, log_start = tablet.high_watermark, tablet.log_start_offset
     truncated = table.truncated_offsets.get(bucket, 0)
     expired = table.lake.expired_offsets.get(bucket, 0)
     start = log_start
-    if has_history and lake_end(table, bucket) >= log_start:
+    if lake_end(table, bucket) >= log_start:
         start = min(log_start, max(truncated, tablet.forgotten_offset))
     # No read returns an expired row, even if the row is still in the log or lake.
     start = min(max(start, truncated, expired), end)

@@ -114,20 +114,16 @@ class _Search:
 
 
 async def first_since(
-    questions: Sequence[TimeQuestion], *, run: RunBlocking, lake_reads: LakeReads | None
+    questions: Sequence[TimeQuestion], *, run: RunBlocking, lake_reads: LakeReads
 ) -> list[Answer]:
-    """Return the answer to each question, in order. Event loop only.
-
-    Without `lake_reads` only the log is searched.
-    """
+    """Return the answer to each question, in order. Event loop only."""
     answers: list[Answer | None] = [None] * len(questions)
     open_numbers = list(range(len(questions)))
     for _ in range(_ATTEMPTS_MAX):
-        searches = {n: _begun(questions[n], lake_reads) for n in open_numbers}
+        searches = {n: _begun(questions[n]) for n in open_numbers}
         await run(_look_in_log, tuple(searches.values()))
         older = [s for s in searches.values() if s.answer is None and not s.is_moved]
         if older:
-            assert lake_reads is not None, "else no row below the log is readable"
             try:
                 await lake_reads.run(functools.partial(_look_in_lake, older))
             except OverloadedError as error:
@@ -141,9 +137,9 @@ async def first_since(
     return [_moved(q) if a is None else a for q, a in zip(questions, answers, strict=True)]
 
 
-def _begun(question: TimeQuestion, lake_reads: LakeReads | None) -> _Search:
+def _begun(question: TimeQuestion) -> _Search:
     table = question.table
-    offsets = readable_offsets(table, question.bucket, has_history=lake_reads is not None)
+    offsets = readable_offsets(table, question.bucket)
     return _Search(question, offsets, table.info)
 
 

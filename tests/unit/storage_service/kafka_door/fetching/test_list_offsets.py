@@ -25,14 +25,6 @@ async def test_a_lake_that_does_not_reach_the_log_is_left_out(tmp_path: Path) ->
         assert await list_offsets(client, "clicks", 0, EARLIEST) == (20, -1)
 
 
-async def test_a_service_without_a_lake_reads_its_log(tmp_path: Path) -> None:
-    async with kafka_world(tmp_path) as world:
-        await tiered_clicks(world, MemoryHistory())
-        client = await world.client()
-
-        assert await list_offsets(client, "clicks", 0, EARLIEST) == (20, -1)
-
-
 async def test_a_time_is_found_in_the_lake_and_in_the_log(tmp_path: Path) -> None:
     history = MemoryHistory()
     async with kafka_world(tmp_path, history=history) as world:
