@@ -331,13 +331,13 @@ def _report(exchange: KafkaExchange, part: _Part) -> None:
 
 async def _answer(exchange: KafkaExchange, request: Any, parts: Sequence[_Part]) -> Answer:
     if all(part.error is None for part in parts):
-        all_stored = iter([_stored(exchange, part) async for part in in_slices(parts)])
+        all_stored = iter([_stored(part) async for part in in_slices(parts)])
         stored = [
             (topic.name, list(itertools.islice(all_stored, len(topic.partition_data))))
             for topic in request.topic_data
         ]
         return [produce_answer(exchange.api_version, stored)]
-    answered = iter([_part_answer(exchange, part) async for part in in_slices(parts)])
+    answered = iter([_part_answer(part) async for part in in_slices(parts)])
     return {
         "responses": [
             {
@@ -349,11 +349,11 @@ async def _answer(exchange: KafkaExchange, request: Any, parts: Sequence[_Part])
     }
 
 
-def _stored(exchange: KafkaExchange, part: _Part) -> StoredPartition:
+def _stored(part: _Part) -> StoredPartition:
     return StoredPartition(part.partition, part.base_offset, _log_start_offset(part))
 
 
-def _part_answer(exchange: KafkaExchange, part: _Part) -> Mapping[str, Any]:
+def _part_answer(part: _Part) -> Mapping[str, Any]:
     values: dict[str, Any] = {
         "index": part.partition,
         "base_offset": part.base_offset,

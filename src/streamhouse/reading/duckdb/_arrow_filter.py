@@ -1,8 +1,8 @@
-"""Conditions that DuckDB asks an Arrow dataset for, as the option `where` takes them.
+"""Conditions of DuckDB for an Arrow dataset, in the form of the option `where`.
 
-DuckDB hands over a `pyarrow.compute.Expression`, of which only its text can be read. What of it is
-understood here keeps exactly DuckDB's rows, and rules files of the lake out. NaN is the greatest
-number for DuckDB and for `where`; it is not for Arrow, whose own filter would lose such rows.
+DuckDB hands over a `pyarrow.compute.Expression`, of which only the text can be read. The condition
+made from the text keeps exactly DuckDB's rows, and rules out files of the lake. NaN is the greatest
+number for DuckDB and for `where`, but not for Arrow: Arrow's own filter would lose rows.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _STRING: Final = re.compile(r'"([^"\\]*)"', re.S)
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition for `where`, None for none; `is_exact` unless it keeps rows it should not."""
+    """A condition for `where`, or None; without `is_exact` it keeps too many rows."""
 
     where: str | None
     is_exact: bool
 
 
 def condition_of(text: str, schema: pa.Schema) -> Condition:
-    """Return what is understood of an expression's text, over columns of `schema`."""
+    """Return the condition of an expression's text, over columns of `schema`."""
     if not all(_NAME.fullmatch(name) for name in schema.names):
         # Such a name could be read as more than a name.
         return Condition(None, is_exact=False)
@@ -52,7 +52,7 @@ def condition_of(text: str, schema: pa.Schema) -> Condition:
 
 
 class _NotUnderstood(Exception):
-    """The text has a part that `where` may not have, or not with the same meaning."""
+    """The text has a part without a counterpart of the same meaning in `where`."""
 
 
 class _Reader:
@@ -62,25 +62,25 @@ class _Reader:
         self.position = 0
 
     def condition(self) -> str:
-        """Read one condition at the position, and go behind it."""
-        if found := _COMPARISON.match(self._text, self.position):
-            self.position = found.end()
-            name, operator, value = found.groups()
+        """Read a condition at the position, and move the position behind the condition."""
+        if match := _COMPARISON.match(self._text, self.position):
+            self.position = match.end()
+            name, operator, value = match.groups()
             return f"`{name}` {operator.replace('==', '=')} {self._literal(name, value)}"
-        if found := _MEMBER.match(self._text, self.position):
-            self.position = found.end()
-            name, values = found.groups()
+        if match := _MEMBER.match(self._text, self.position):
+            self.position = match.end()
+            name, values = match.groups()
             literals = [self._literal(name, value.strip()) for value in _MEMBER_END.split(values)]
             return f"`{name}` IN ({', '.join(literals)})"
         self._pass("(")
-        left = self.condition()
+        first = self.condition()
         joined = _JOINED.match(self._text, self.position)
         if joined is None:
             raise _NotUnderstood
         self.position = joined.end()
         right = self.condition()
         self._pass(")")
-        return f"({left} {joined[1].upper()} {right})"
+        return f"({first} {joined[1].upper()} {right})"
 
     def _pass(self, expected: str) -> None:
         if not self._text.startswith(expected, self.position):
@@ -95,8 +95,8 @@ class _Reader:
             return value
         if pa.types.is_floating(kind) and _NUMBER.fullmatch(value):
             return f"{value}D"
-        if pa.types.is_string(kind) and (found := _STRING.fullmatch(value)):
-            return "'" + found[1].replace("'", "\\'") + "'"
+        if pa.types.is_string(kind) and (match := _STRING.fullmatch(value)):
+            return "'" + match[1].replace("'", "\\'") + "'"
         if pa.types.is_date32(kind) and _DATE.fullmatch(value):
             return f"DATE'{value}'"
         if pa.types.is_timestamp(kind):

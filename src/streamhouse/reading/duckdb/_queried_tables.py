@@ -1,9 +1,9 @@
-"""Tables of a service as DuckDB takes them for one statement.
+"""Tables of a service as datasets for one statement of DuckDB.
 
-DuckDB asks a table, as an Arrow dataset, for the columns and rows that a statement needs. It knows
-nothing of how many rows a dataset has, so it joins several in any order, and what lies between may
-be millions of times larger than the result. Where a statement has joins, small tables are read
-into memory first, and of large ones the number of rows is told.
+DuckDB asks a table, as an Arrow dataset, for the columns and rows of a statement. DuckDB does not
+know the row count of a dataset and joins datasets in any order; an intermediate result may then be
+millions of times larger than the final result. For a statement with joins, small tables are read
+into memory first, and large tables report their row count.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Counted:
 def counted(
     table: PinnedTable, columns: Container[str] | None, is_kept: Callable[[ReadPlan], bool]
 ) -> Counted:
-    """Return how many rows a table has about, and the rows of a small table that is not kept.
+    """Return the approximate row count of a table, and the rows of a small table that is not kept.
 
-    Of these `columns`, in lower case (None: all); of one at least.
+    `columns` are in lower case (None: all); at least one column is read.
     """
     check_not_stopped()
     if (described := table.metadata) is not None:
@@ -72,7 +72,7 @@ def counted(
 
 
 def check_not_stopped() -> None:
-    """Raise `UnavailableError` if whoever asked for the query has broken it off."""
+    """Raise `UnavailableError` if the caller has cancelled the query."""
     stop = STOP.get()
     if stop is not None and stop.is_set():
         raise UnavailableError("query: it was broken off")
@@ -86,9 +86,9 @@ def _width(data_type: pa.DataType) -> int:
 
 
 class TableDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
-    """A table as DuckDB takes it: a dataset that is asked for columns and rows.
+    """A table as a dataset, which DuckDB asks for columns and rows.
 
-    Whatever `scanner` is given, DuckDB relies on it: it does not filter again.
+    DuckDB relies on the conditions given to `scanner`, and does not filter again.
     """
 
     def __init__(self, table: PinnedTable) -> None:
@@ -118,8 +118,8 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
                 for batch in rows:
                     if self._stop is not None and self._stop.is_set():
                         return
-                    found = batch.select(schema.names)
-                    yield found if is_exact else found.filter(kept)
+                    columns = batch.select(schema.names)
+                    yield columns if is_exact else columns.filter(kept)
         except StreamhouseError as error:
             self.failure = error
             raise
@@ -135,7 +135,7 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
 
 
 class _TableScanner:
-    """What `Dataset.scanner` returns, as far as DuckDB uses it."""
+    """The result of `Dataset.scanner`, with the methods that DuckDB uses."""
 
     def __init__(self, schema: pa.Schema, dataset: TableDataset, kept: Any) -> None:
         self._schema = schema

@@ -19,8 +19,8 @@ _NO_TABLES: Final = ("COLUMN_DATA", "EMPTY", "EXPRESSION_LIST", "SUBQUERY", "TAB
 
 
 def tables_named(tree: Any) -> list[NameOfTable]:
-    """Return what may be names of tables, each once."""
-    found = [
+    """Return all possible names of tables, each once."""
+    names = [
         (node["schema_name"], node["table_name"])
         for node in _nodes(tree)
         # A name alone may also be a CTE's, which goes first, or a file's.
@@ -28,7 +28,7 @@ def tables_named(tree: Any) -> list[NameOfTable]:
         and not node["catalog_name"]
         and (node["schema_name"] or _NAME.fullmatch(node["table_name"]))
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))
 
 
 def has_joins(tree: Any) -> bool:
@@ -39,9 +39,10 @@ def has_joins(tree: Any) -> bool:
 
 
 def columns_named(tree: Any, tables: Collection[NameOfTable]) -> dict[NameOfTable, set[str] | None]:
-    """Return all names, in lower case, by which the statement can mean columns of each table.
+    """Return the names, in lower case, by which the statement can mean columns of each table.
 
-    None where it can mean one without naming it: by a star, by its place, as a part of the row.
+    None for a table whose columns the statement can mean without a name: by a star, by position, or
+    as a part of the row.
     """
     named: set[str] = set()
     whole = _whole(tree)
@@ -68,7 +69,7 @@ def columns_named(tree: Any, tables: Collection[NameOfTable]) -> dict[NameOfTabl
 
 
 def _whole(tree: Any) -> set[NameOfTable]:
-    """Return the tables of which the statement may mean every column, or one by its place."""
+    """Return the tables of which the statement may mean every column, or a column by position."""
     whole: set[NameOfTable] = set()
     # Whether a row exists does not depend on what is selected.
     exists = {id(n["subquery"]["node"]) for n in _nodes(tree) if n.get("subquery_type") in _EXISTS}
@@ -96,7 +97,7 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def _behind(source: dict[str, Any]) -> set[NameOfTable]:
-    """Return the tables themselves that stand behind FROM, not those of subqueries."""
+    """Return the tables directly behind FROM, without the tables of subqueries."""
     kind = source["type"]
     if kind == "JOIN":
         return _behind(source["left"]) | _behind(source["right"])
@@ -104,7 +105,7 @@ def _behind(source: dict[str, Any]) -> set[NameOfTable]:
 
 
 def _has_star(part: Any, *, is_top: bool = True) -> bool:
-    """Whether a SELECT, without those inside it, has an expression that stands for columns."""
+    """Whether a SELECT, without its subqueries, has an expression that stands for columns."""
     if isinstance(part, list):
         return any(_has_star(inner, is_top=False) for inner in part)
     if not isinstance(part, dict) or (part.get("type") == "SELECT_NODE" and not is_top):

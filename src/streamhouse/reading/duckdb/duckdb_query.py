@@ -61,15 +61,15 @@ def query_tables(
     *,
     memory_limit: str = MEMORY_LIMIT,
 ) -> pa.Table:
-    """Return what a SELECT of DuckDB's SQL finds; see `StreamhouseClient.query`.
+    """Return the result of a SELECT in DuckDB's SQL; see `StreamhouseClient.query`.
 
-    An interrupt of the caller ends it, and so does the stop signal of the context.
+    An interrupt of the caller, or the stop signal of the context, ends the query.
     """
-    given = as_options(options)
-    for key in given:
+    query_options = as_options(options)
+    for key in query_options:
         if key.lower() in _OF_TABLES:
             raise InvalidRequestError(f"query: option '{key}' is said by the statement; remove it")
-    zone = read_options({"table": "db.t", **given}, use=BATCH).time_zone
+    zone = read_options({"table": "db.t", **query_options}, use=BATCH).time_zone
     with (
         tempfile.TemporaryDirectory(prefix="streamhouse-query-") as folder,
         query_database(memory_limit) as database,
@@ -83,20 +83,20 @@ def query_tables(
             raise InvalidRequestError(
                 f"query: memory_limit is {memory_limit!r}, but must be as in '2GB': {error}"
             ) from None
-        query = _Query(client, database, connection, statement, args, given, Path(folder))
+        query = _Query(client, database, connection, statement, args, query_options, Path(folder))
         return _stoppable(connection, query.result)
 
 
 def _stoppable(connection: duckdb.DuckDBPyConnection, call: Callable[[], pa.Table]) -> pa.Table:
-    """Call on a thread of its own: DuckDB lets nobody break off a call of the same thread."""
-    asked, stop = STOP.get(), StopSignal()
+    """Call on a separate thread: DuckDB cannot cancel a call of the same thread."""
+    stop_asked, stop = STOP.get(), StopSignal()
     context = contextvars.copy_context()
     context.run(STOP.set, stop)
     with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-query") as threads:
         waiting = threads.submit(context.run, call)
         try:
-            while not wait([waiting], None if asked is None else _LOOK_S).done:
-                if asked is not None and asked.is_set():
+            while not wait([waiting], None if stop_asked is None else _LOOK_S).done:
+                if stop_asked is not None and stop_asked.is_set():
                     raise UnavailableError("query: it was broken off")
         except BaseException:
             stop.set()
@@ -153,24 +153,24 @@ class _Query:
     def _pinned(
         self, names: Sequence[NameOfTable]
     ) -> tuple[dict[NameOfTable, PinnedTable], dict[str, StreamhouseError]]:
-        """Return the service's tables of these names, and why others are none."""
+        """Return the service's tables of these names, and the reasons for missing tables."""
 
         def pinned(name: NameOfTable) -> PinnedTable | StreamhouseError:
             path = ".".join(part for part in name if part)
-            given = {**self.options, "table": path, "endpoint": self.client.endpoint}
+            table_options = {**self.options, "table": path, "endpoint": self.client.endpoint}
             try:
-                return PinnedTable.of(self.client, read_options(given, use=BATCH))
+                return PinnedTable.of(self.client, read_options(table_options, use=BATCH))
             except (InvalidNameError, NotFoundError) as error:
                 # DuckDB has tables of its own, as in information_schema.
                 return error
 
         tables: dict[NameOfTable, PinnedTable] = {}
         missing: dict[str, StreamhouseError] = {}
-        for name, found in zip(names, _each(pinned, names), strict=True):
-            if isinstance(found, PinnedTable):
-                tables[name] = found
+        for name, table in zip(names, _each(pinned, names), strict=True):
+            if isinstance(table, PinnedTable):
+                tables[name] = table
             else:
-                missing[name[1]] = found
+                missing[name[1]] = table
         return tables, missing
 
     def _counted(
@@ -219,7 +219,7 @@ class _Query:
     def _registered(
         self, number: int, name: NameOfTable, table: PinnedTable, *, row_count: int | None = None
     ) -> TableDataset:
-        """Give DuckDB a dataset that is read while the statement runs."""
+        """Give DuckDB a dataset, which is read while the statement runs."""
         dataset = TableDataset(table)
         self.connection.register(f"streamhouse_{number}", dataset)
         rows = f"SELECT * FROM streamhouse_{number}"
@@ -233,14 +233,14 @@ class _Query:
         return dataset
 
     def _create(self, kind: str, name: NameOfTable, rows: str) -> None:
-        database, own = _quoted(name[0] or "main"), _quoted(name[1])
+        database, table = _quoted(name[0] or "main"), _quoted(name[1])
         self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {database}")
         # Names that differ in case are one for DuckDB, and in the service none of them is another.
-        self.connection.execute(f"CREATE OR REPLACE {kind} {database}.{own} AS {rows}")
+        self.connection.execute(f"CREATE OR REPLACE {kind} {database}.{table} AS {rows}")
 
 
 def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
-    """Return what `call` returns of each item, called side by side."""
+    """Return the result of `call` for each item; the calls run in parallel."""
     threads = ThreadPoolExecutor(min(len(items), _THREADS_MAX) or 1)
     try:
         contexts = [contextvars.copy_context() for _ in items]
@@ -252,10 +252,10 @@ def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
 
 
 def _parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Any:
-    """Return the tree of one SELECT, as DuckDB's own parser makes it."""
-    found = connection.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()
-    assert found is not None, "a SELECT without FROM has one row"
-    tree = json.loads(found[0])
+    """Return the tree of a SELECT from DuckDB's own parser."""
+    row = connection.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    tree = json.loads(row[0])
     if tree["error"]:
         message = tree["error_message"]
         raise _refused("one SELECT is expected" if message.startswith(_NO_SELECT) else message)

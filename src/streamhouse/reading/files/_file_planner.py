@@ -55,20 +55,20 @@ class FilePlanner:
             offset=field_ids.get(OFFSET_COLUMN) or 0,
             timestamp=field_ids.get(TIMESTAMP_COLUMN) or 0,
         )
-        wanted = () if query.predicate is None else query.predicate.columns
-        known = (*schema.to_arrow(), LAKE_CHANGE_TYPE_FIELD, *LAKE_SYSTEM_FIELDS)
-        types = {field.name: field.type for field in known}
+        names = () if query.predicate is None else query.predicate.columns
+        fields = (*schema.to_arrow(), LAKE_CHANGE_TYPE_FIELD, *LAKE_SYSTEM_FIELDS)
+        types = {field.name: field.type for field in fields}
         self._names = table.name_mapping()
         unsure = table.misnamed_ids()
         self._columns = [
             (name, field_id, types[name])
-            for name in wanted
+            for name in names
             if (field_id := field_ids[name]) is not None and field_id not in unsure
         ]
         # Partitions are tested by name: of a column that the lake knows under another one, nothing
         # is known.
         by_name = table.field_ids()
-        names_agree = all(by_name.get(name) == field_ids[name] for name in wanted)
+        names_agree = all(by_name.get(name) == field_ids[name] for name in names)
         self._partitions = (
             table.partition_filter(to_iceberg_expression(query.predicate))
             if query.predicate is not None and names_agree
@@ -76,7 +76,7 @@ class FilePlanner:
         )
 
     def files(self, snapshot: SnapshotFiles) -> Iterator[LakeFile]:
-        """Yield the snapshot's files that may hold wanted rows, with the deletes of each."""
+        """Yield the snapshot's files with possible rows of the query, and the files' deletes."""
         deletes = snapshot.deletes()
         for files in snapshot.data(self._partitions):
             indexes = self.select(files)
@@ -84,7 +84,7 @@ class FilePlanner:
             yield from self.lake_files(files, indexes, deletes)
 
     def select(self, files: ManifestFiles) -> list[int]:
-        """Return the indexes of the files that may hold wanted rows."""
+        """Return the indexes of the files with possible rows of the query."""
         matches = None
         if self._partitions is not None:
             matches = self._partitions.matches(files.spec_id, files.partitions)

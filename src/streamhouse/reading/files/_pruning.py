@@ -1,13 +1,13 @@
 """Which files of a manifest a read needs, decided a column at a time over the whole manifest.
 
 Invariants:
-- a file is left out only when its partition or its bounds prove that no row of it is wanted
-- what a manifest does not say counts as possible
+- a file is left out only when its partition or its bounds prove that it has no requested row
+- a missing fact of a manifest counts as possible
 
-How many bytes of the files a read decodes is guessed from the same: files of a batch layout have
-row groups of narrow ranges of what they are sorted by, and a read skips those that its predicate
-rules out. Manifests have no bounds of row groups: the file's own range is cut into equal parts
-instead, and the predicate asked about each.
+The bytes that a read decodes are estimated in the same way. Files of a batch layout have row groups
+with narrow ranges of the sort columns, and a read skips the row groups ruled out by its predicate.
+Manifests have no bounds of row groups: the estimate cuts the file's range into equal parts, and
+tests the predicate on each part.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def select_files(
     columns: Sequence[tuple[str, int, pa.DataType]],
     partition_matches: npt.NDArray[np.bool_] | None,
 ) -> npt.NDArray[np.int64]:
-    """Return the indexes of the files that may hold wanted rows, in manifest order.
+    """Return the indexes of the files with possible rows of the query, in manifest order.
 
     Args:
         columns: (name, lake field id, type) of the columns the predicate reads.
@@ -98,11 +98,11 @@ def select_files(
     candidates = np.flatnonzero(keep)
     if query.predicate is None:
         return candidates
-    known = _with_bounds(columns)
+    bounded = _with_bounds(columns)
     chosen = [
         index
         for index in candidates.tolist()
-        if may_match(query.predicate, _statistics(files, index, known))
+        if may_match(query.predicate, _statistics(files, index, bounded))
     ]
     return np.array(chosen, dtype=np.int64)
 
@@ -117,10 +117,10 @@ def estimated_bytes(
     """Return about how many bytes of the files at the indexes `chosen` a read decodes."""
     if query.predicate is None or not query.clustering.columns:
         return sum(files.file_bytes[index] for index in chosen)
-    known = _with_bounds(columns)
+    bounded = _with_bounds(columns)
     total = 0.0
     for index in chosen:
-        statistics = _statistics(files, index, known)
+        statistics = _statistics(files, index, bounded)
         row_groups = len(files.row_group_starts[index] or ())
         total += files.file_bytes[index] * read_share(
             query.predicate, statistics, query.clustering, row_groups=row_groups
@@ -131,7 +131,7 @@ def estimated_bytes(
 def _with_bounds(
     columns: Sequence[tuple[str, int, pa.DataType]],
 ) -> list[tuple[str, int, pa.DataType]]:
-    """Return (statistics key, field id, type) of the columns that manifests have bounds of."""
+    """Return (statistics key, field id, type) of the columns with bounds in manifests."""
     return [
         (statistics_key((name,)), field_id, data_type)
         for name, field_id, data_type in columns
@@ -145,13 +145,13 @@ def _in_ranges(
     buckets = files.integer_bounds(system.bucket)
     offsets = files.integer_bounds(system.offset)
     keep = np.zeros(len(files), dtype=np.bool_)
-    for wanted in ranges.values():
-        if wanted.row_count:
+    for bucket_range in ranges.values():
+        if bucket_range.row_count:
             keep |= (
-                (buckets.lower <= wanted.bucket)
-                & (wanted.bucket <= buckets.upper)
-                & (offsets.lower < wanted.end)
-                & (wanted.start <= offsets.upper)
+                (buckets.lower <= bucket_range.bucket)
+                & (bucket_range.bucket <= buckets.upper)
+                & (offsets.lower < bucket_range.end)
+                & (bucket_range.start <= offsets.upper)
             )
     return keep
 
@@ -183,14 +183,14 @@ def read_share(
     if row_groups < 2:
         return 1.0
     keys = [statistics_key((name,)) for name in clustering.columns]
-    asked = {statistics_key((name,)) for name in predicate.columns}
+    predicate_keys = {statistics_key((name,)) for name in predicate.columns}
     if not clustering.is_z_order:
         # The first column that varies in the file decides; those after it are mixed.
         varying = [key for key in keys if not _is_constant(statistics.get(key))]
         keys = varying[:1]
     share = 1.0
     for key in keys:
-        if key in asked:
+        if key in predicate_keys:
             parts = min(PARTS_MAX, max(2, round(row_groups ** (1 / len(keys)))))
             share *= _share(predicate, statistics, key, parts)
     return share
@@ -206,12 +206,14 @@ def _share(
     column = statistics.get(key)
     if column is None:
         return 1.0
-    found = [may_match(predicate, {**statistics, key: part}) for part in _parts(column, parts)]
-    return sum(found) / len(found) if found else UNKNOWN_SHARE
+    matches = [may_match(predicate, {**statistics, key: part}) for part in _parts(column, parts)]
+    return sum(matches) / len(matches) if matches else UNKNOWN_SHARE
 
 
 def _parts(column: ColumnStatistics, count: int) -> Iterator[ColumnStatistics]:
-    """Yield the column's statistics in equal parts of its range; none if that has no middle."""
+    """Yield the column's statistics in equal parts of its range; no parts if the range has no
+    middle.
+    """
     low, high = column.minimum, column.maximum
     if isinstance(low, bool) or isinstance(high, bool):
         return

@@ -1,9 +1,9 @@
-"""Where a read of an Iceberg table's appends stands, as JSON in Spark's checkpoint.
+"""The position of a read of an Iceberg table's appends, as JSON in Spark's checkpoint.
 
 The JSON is `{"version": 1, "table_uuid": "...", "snapshot_id": "42", "sequence": 7, "rows_of":
-"snapshot", "files_read": 3, "files": 10}`: of snapshot 42, whose rows the read began with, three of
-ten files were read. `"rows_of": "append"` means the files which that snapshot added, after
-everything before it. Without a snapshot (null) the table was empty.
+"snapshot", "files_read": 3, "files": 10}`: the read began with the rows of snapshot 42, and has
+read three of ten files. `"rows_of": "append"` means the files added by the snapshot, after
+everything before the snapshot. Without a snapshot (null) the table was empty.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _APPEND: Final = "append"
 class AppendPosition:
     """The first `files_read` of a snapshot's `file_count` files were read, in their fixed order.
 
-    `is_initial`: the files are all that the snapshot has; else those that it added. `sequence` is
-    the snapshot's sequence number, by which the next one is known when it is gone itself.
+    With `is_initial` the files are all files of the snapshot, else the files added by the snapshot.
+    `sequence` is the snapshot's sequence number, which finds the next snapshot when this one is
+    gone.
     """
 
     table_uuid: str
@@ -42,7 +43,7 @@ class AppendPosition:
         return self.files_read == self.file_count
 
     def at(self, files_read: int) -> AppendPosition:
-        """Return the position in the same snapshot with that many files read."""
+        """Return the position in the same snapshot after `files_read` files."""
         return replace(self, files_read=files_read)
 
     def to_json(self) -> dict[str, Any]:
@@ -59,10 +60,10 @@ class AppendPosition:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], *, table: str, table_uuid: str) -> AppendPosition:
-        """Read what `to_json` wrote.
+        """Read the result of `to_json`.
 
-        Raises `InvalidRequestError` for anything else, `TableNotFoundError` if it is about another
-        table of that name.
+        Raises `InvalidRequestError` for anything else, `TableNotFoundError` for a position of
+        another table with the same name.
         """
         version = value.get("version")
         if type(version) is int and version > _VERSION:
@@ -74,7 +75,7 @@ class AppendPosition:
             if value["version"] != _VERSION or value["rows_of"] not in (_SNAPSHOT, _APPEND):
                 raise ValueError(value)
             snapshot_id = value["snapshot_id"]
-            found = cls(
+            position = cls(
                 table_uuid=str(value["table_uuid"]),
                 snapshot_id=None if snapshot_id is None else int(snapshot_id),
                 sequence=int(value["sequence"]),
@@ -87,9 +88,9 @@ class AppendPosition:
                 f"table '{table}': {value!r} in the checkpoint is not a position in an Iceberg"
                 " table"
             ) from error
-        if found.table_uuid != table_uuid:
+        if position.table_uuid != table_uuid:
             raise TableNotFoundError(
                 f"table '{table}' was dropped and created again since the stream's checkpoint was"
-                f" made (uuid {found.table_uuid}, now {table_uuid}); start with a new checkpoint"
+                f" made (uuid {position.table_uuid}, now {table_uuid}); start with a new checkpoint"
             )
-        return found
+        return position

@@ -1,11 +1,11 @@
-"""Any table of the Iceberg catalog as a sequence of files: those of one snapshot, then those that
-later snapshots appended. On the driver only.
+"""Any table of the Iceberg catalog as a sequence of files: the files of one snapshot, followed by
+the files appended by later snapshots. On the driver only.
 
 Invariants:
-- the files of a snapshot have one order, the oldest first, whoever asks and however often
-- between two positions there are exactly the files after the first and not after the second, each
-  once; a snapshot that only rewrote rows adds none
-- what cannot be followed (deleted rows, expired snapshots) is an error, never a gap
+- the files of a snapshot have one fixed order, the oldest first
+- between two positions lie exactly the files after the first position up to the second, each once;
+  a snapshot with only rewritten rows adds none
+- deleted rows and expired snapshots cannot be followed: they are an error, never a gap
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TRANSFORMS: Final = ("identity", "year", "month", "day", "hour", "bucket", "tru
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Files of one snapshot in their order: the manifest each is in, and where in it."""
+    """Files of one snapshot in order; each file is a manifest and an index in the manifest."""
 
     snapshot: SnapshotFiles
     manifests: Sequence[ManifestFiles]
@@ -57,12 +57,12 @@ class _Files:
 
     @classmethod
     def of(cls, snapshot: SnapshotFiles, *, is_initial: bool) -> _Files:
-        """Return all live files of a snapshot, or those that it added."""
+        """Return all live files of a snapshot, or the files added by the snapshot."""
         # The oldest manifest first; that order is kept for files without a sequence.
-        found = list(snapshot.data() if is_initial else snapshot.added())[::-1]
-        places = [(m, i) for m, files in enumerate(found) for i in range(len(files))]
-        places.sort(key=lambda place: found[place[0]].sequences[place[1]])
-        return cls(snapshot, found, places)
+        manifests = list(snapshot.data() if is_initial else snapshot.added())[::-1]
+        places = [(m, i) for m, files in enumerate(manifests) for i in range(len(files))]
+        places.sort(key=lambda place: manifests[place[0]].sequences[place[1]])
+        return cls(snapshot, manifests, places)
 
     def row_counts(self) -> list[int]:
         return [self.manifests[m].row_counts[i] for m, i in self.order]
@@ -70,17 +70,17 @@ class _Files:
 
 def open_source_table(catalog: LakeCatalog, name: str) -> SourceTable:
     """Open an Iceberg table as it is now; raises `TableNotFoundError` if there is none."""
-    found = open_table(catalog, name)
-    if found is None:
+    table = open_table(catalog, name)
+    if table is None:
         raise TableNotFoundError(
             f"catalog '{catalog.name}' has no Iceberg table '{name}'; one is made by the first"
             " tiering round of a Streamhouse table, or by any other engine"
         )
-    return SourceTable(found, lake_file_properties(catalog.properties))
+    return SourceTable(table, lake_file_properties(catalog.properties))
 
 
 class SourceTable:
-    """One Iceberg table at one state of its metadata."""
+    """An Iceberg table at one state of the table's metadata."""
 
     def __init__(self, table: OpenedTable, file_properties: Mapping[str, str]) -> None:
         self.file_properties = file_properties
@@ -97,21 +97,21 @@ class SourceTable:
         """Return the columns that can be read; raises `UnsupportedError` for one of `columns`
         (None: all) that cannot. Columns with names of ours are not shown.
         """
-        found, refused = self._table.readable_columns()
-        wanted = None if columns is None else {name.lower() for name in columns}
+        readable, refused = self._table.readable_columns()
+        names = None if columns is None else {name.lower() for name in columns}
         for name, why in refused.items():
             is_shown = name.lower() not in RESERVED_COLUMNS
-            if is_shown and (wanted is None or name.lower() in wanted):
+            if is_shown and (names is None or name.lower() in names):
                 raise UnsupportedError(
                     f"Iceberg table '{self._name}': column '{name}' cannot be read: {why}; leave it"
                     " out with option 'columns'"
                 )
-        if not found:
+        if not readable:
             raise InvalidSchemaError(f"Iceberg table '{self._name}' has no columns to read")
-        return Schema(tuple(found))
+        return Schema(tuple(readable))
 
     def whole_schema(self) -> Schema:
-        """Return all columns; raises `UnsupportedError` if there is one that cannot be read."""
+        """Return all columns; raises `UnsupportedError` for a column of an unreadable type."""
         for name, why in self._table.readable_columns()[1].items():
             raise UnsupportedError(
                 f"Iceberg table '{self._name}': column '{name}' cannot be read: {why}; an import"
@@ -120,22 +120,22 @@ class SourceTable:
         return self.schema(columns=None)
 
     def partitioning(self) -> tuple[list[str], list[str]]:
-        """Return the partition fields as users write them, and those that have no such form."""
-        taken, left = [], []
+        """Return the partition fields in the users' notation, and the fields without a notation."""
+        fields, refused = [], []
         for field in self._table.partition_fields():
             column, transform = field.column, field.transform
             kind, _, parameter = transform.partition("[")
             if transform == "void":
                 continue
             if column is None or kind not in _TRANSFORMS:
-                left.append(f"{transform} ({field.name})")
+                refused.append(f"{transform} ({field.name})")
             elif kind == "identity":
-                taken.append(f"`{column}`" if "(" in column else column)
+                fields.append(f"`{column}`" if "(" in column else column)
             elif parameter:
-                taken.append(f"{kind}({parameter.rstrip(']')}, {column})")
+                fields.append(f"{kind}({parameter.rstrip(']')}, {column})")
             else:
-                taken.append(f"{kind}({column})")
-        return taken, left
+                fields.append(f"{kind}({column})")
+        return fields, refused
 
     # -- positions -----------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class SourceTable:
         )
 
     def appended(self, snapshot_id: int, *, skipped: Collection[str] = ()) -> AppendPosition:
-        """Return the position before what a snapshot appended, behind all before it."""
+        """Return the position before the files appended by a snapshot, behind all earlier files."""
         snapshot = self._snapshot(snapshot_id)
         return AppendPosition(
             table_uuid=self.uuid,
@@ -166,24 +166,25 @@ class SourceTable:
     def unread(
         self, position: AppendPosition, *, until: int | None, skipped: Collection[str] = ()
     ) -> Iterator[tuple[AppendPosition, list[int]]]:
-        """Yield snapshot after snapshot what is to be read after `position`, up to and with the
-        snapshot `until`: where it starts, and the rows of each file of it that follows.
+        """Yield the unread rest of each snapshot after `position`, up to and with the snapshot
+        `until`: a start, and the row count of each following file.
 
-        `skipped` names the options that pass over snapshots which overwrite or delete rows; without
-        them these raise `UnsupportedError`. Raises `SnapshotNotFoundError` when a snapshot is gone.
+        `skipped` names the options that pass over snapshots with overwritten or deleted rows;
+        without the options, such a snapshot raises `UnsupportedError`. Raises
+        `SnapshotNotFoundError` when a snapshot is gone.
         """
         if not position.is_done:
             yield position, self._rest(position)
         for snapshot in self._after(position, until=until):
             counts = self._appended_rows(snapshot, skipped)
-            after = AppendPosition(
+            next_position = AppendPosition(
                 table_uuid=self.uuid,
                 snapshot_id=snapshot.snapshot_id,
                 sequence=snapshot.sequence_number,
                 is_initial=False,
                 file_count=len(counts),
             )
-            yield after, counts
+            yield next_position, counts
 
     def files(
         self,
@@ -194,27 +195,27 @@ class SourceTable:
         predicate: Predicate | None,
         skipped: Collection[str] = (),
     ) -> list[LakeFile]:
-        """Return the files between two positions that may hold rows of `predicate`, in order."""
-        found: list[LakeFile] = []
+        """Return the files between two positions with possible rows of `predicate`, in order."""
+        lake_files: list[LakeFile] = []
         for start, counts in self.unread(first, until=last.snapshot_id, skipped=skipped):
             end = start.files_read + len(counts)
             if start.snapshot_id == last.snapshot_id and start.is_initial == last.is_initial:
                 end = last.files_read
             if start.files_read < end:
                 with metadata_errors(self._name):
-                    found += self._planned(start, end, schema, predicate)
-        return found
+                    lake_files += self._planned(start, end, schema, predicate)
+        return lake_files
 
     def sequence(self, snapshot_id: int) -> int:
         """Return a snapshot's sequence number."""
         return self._snapshot(snapshot_id).sequence_number
 
     def parent(self, snapshot_id: int) -> int | None:
-        """Return the snapshot that one came from, if that is known; it may be gone."""
+        """Return the parent of a snapshot, if known; the parent may be expired."""
         return self._snapshot(snapshot_id).parent_id
 
     def ancestors(self) -> list[int]:
-        """Return the current snapshot and those it came from, as far as they still exist."""
+        """Return the current snapshot and its ancestors, as far as they still exist."""
         return [snapshot.snapshot_id for snapshot in self._table.lineage(self.snapshot_id)]
 
     # -- snapshots -----------------------------------------------------------------------------
@@ -223,11 +224,11 @@ class SourceTable:
         """Return the snapshots after a position's, up to `until`, oldest first."""
         if position.snapshot_id == until:
             return []
-        found: list[SnapshotInfo] = []
+        snapshots: list[SnapshotInfo] = []
         for snapshot in self._table.lineage(until):
-            found.append(snapshot)
+            snapshots.append(snapshot)
             if self._is_next(snapshot, position):
-                return found[::-1]
+                return snapshots[::-1]
         last_id = position.snapshot_id
         if last_id is not None and self._table.snapshot(last_id) is not None:
             raise UnsupportedError(
@@ -306,9 +307,9 @@ class SourceTable:
         window = files.order[start.files_read : end]
         by_path: dict[str, LakeFile] = {}
         for number, manifest in enumerate(files.manifests):
-            wanted = {index for m, index in window if m == number}
-            if wanted:
-                chosen = [index for index in planner.select(manifest) if index in wanted]
+            indexes = {index for m, index in window if m == number}
+            if indexes:
+                chosen = [index for index in planner.select(manifest) if index in indexes]
                 by_path |= {f.path: f for f in planner.lake_files(manifest, chosen, deletes)}
         paths = (files.manifests[m].paths[i] for m, i in window)
         return [by_path[path] for path in paths if path in by_path]

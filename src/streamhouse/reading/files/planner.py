@@ -1,7 +1,7 @@
 """Planning a read of a Streamhouse table's lake, on the driver only.
 
-A plan is made on one snapshot. When the pinned snapshot was expired by somebody's maintenance, the
-table's current one is read and cut at the pinned offsets: it holds the same rows of a log table.
+A plan is made on one snapshot. When maintenance has expired the pinned snapshot, the table's
+current snapshot is read and cut at the pinned offsets: it holds the same rows of a log table.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = ["LakeFiles", "LakeTable", "older_lake", "open_lake_table"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeFiles:
-    """The files one read needs, and the field ids of the table's columns in them.
+    """The files of one read, and the field ids of the table's columns in the files.
 
-    `read_bytes` is about what the read decodes of the files.
+    `read_bytes` estimates the bytes that the read decodes.
     """
 
     snapshot_id: int
@@ -54,24 +54,24 @@ def open_lake_table(
 ) -> LakeTable:
     """Open the lake table of `table` (`database.table`) as it is now.
 
-    Raises `SnapshotNotFoundError` when the catalog has no such table, or another one than
-    `table_uuid`.
+    Raises `SnapshotNotFoundError` when the catalog has no such table, or a table with another uuid
+    than `table_uuid`.
     """
-    found = open_table(catalog, table)
-    if found is None:
+    opened = open_table(catalog, table)
+    if opened is None:
         raise SnapshotNotFoundError(
             f"table '{table}' has no lake table in catalog '{catalog.name}'; was it dropped there?"
         )
-    if table_uuid is not None and found.uuid != table_uuid:
+    if table_uuid is not None and opened.uuid != table_uuid:
         raise SnapshotNotFoundError(
             f"table '{table}': the lake table in catalog '{catalog.name}' is another one"
-            f" ({found.uuid}) than was tiered to ({table_uuid})"
+            f" ({opened.uuid}) than was tiered to ({table_uuid})"
         )
-    return LakeTable(found)
+    return LakeTable(opened)
 
 
 def older_lake(name: str, bucket: int, *, end: int, tiered_end: int) -> CorruptDataError:
-    """Return the error for a lake table that ends before what was tiered to it."""
+    """Return the error for a lake table that ends before the rows tiered to the table."""
     return CorruptDataError(
         f"lake table '{name}' has bucket {bucket} up to offset {end}, but rows up to {tiered_end}"
         " were tiered to it: its catalog or metadata is older than the service's data directory;"
@@ -80,53 +80,53 @@ def older_lake(name: str, bucket: int, *, end: int, tiered_end: int) -> CorruptD
 
 
 class LakeTable:
-    """One lake table at one state of its metadata."""
+    """A lake table at one state of the table's metadata."""
 
     def __init__(self, table: OpenedTable) -> None:
         self._name = table.name
         self._table = table
 
     def snapshot_ids(self) -> list[int]:
-        """Return the ids of the snapshots that still exist, oldest first."""
+        """Return the ids of the existing snapshots, oldest first."""
         return [snapshot.snapshot_id for snapshot in self._table.snapshots()]
 
     def tiered_offsets(self, snapshot_id: int) -> dict[int, int]:
         """Return the end offsets that a snapshot covers."""
-        found = self._tiered_offsets(snapshot_id)
-        if found is None:
+        offsets = self._tiered_offsets(snapshot_id)
+        if offsets is None:
             raise SnapshotNotFoundError(
                 f"lake table '{self._name}': neither snapshot {snapshot_id} nor an ancestor of it"
                 " was written by Streamhouse"
             )
-        return found
+        return offsets
 
     def _tiered_offsets(self, snapshot_id: int) -> dict[int, int] | None:
-        said = self._covered_by(snapshot_id)
-        return None if said is None else dict(said.tiered_offsets)
+        covered = self._covered_by(snapshot_id)
+        return None if covered is None else dict(covered.tiered_offsets)
 
     def fingerprints(self, snapshot_id: int) -> dict[int, str]:
-        """Return what a snapshot says of the log that the rows up to its offsets came from."""
-        said = self._covered_by(snapshot_id)
-        return {} if said is None else dict(said.fingerprints)
+        """Return a snapshot's fingerprints of the log, at the offsets covered by the snapshot."""
+        covered = self._covered_by(snapshot_id)
+        return {} if covered is None else dict(covered.fingerprints)
 
     def histories(self, table_id: int, role: LakeRole) -> list[CoveredOffsets]:
-        """Return what the current snapshot and those that it comes from say, newest first.
+        """Return the covered offsets of the current snapshot and its ancestors, newest first.
 
-        Those of another owner, from before it was adopted, are left out.
+        Snapshots of another owner, from before an adoption, are left out.
         """
-        found = (
+        covered = (
             offsets_of_properties(snapshot.properties)
             for snapshot in self._table.lineage(self._table.snapshot_id)
             if snapshot.properties.get(role.owner_property) == str(table_id)
         )
-        return [said for said in found if said is not None]
+        return [offsets for offsets in covered if offsets is not None]
 
     def covered(self, table_id: int, role: LakeRole) -> CoveredOffsets | None:
-        """Return what the table as it is now covers; None if no round of that table is in it."""
+        """Return the offsets covered by the current table; None without a round of the table."""
         return self._table.covered(table_id, role=role)
 
     def unregistered_offsets(self, table_id: int, registered: LakeState) -> CoveredOffsets | None:
-        """Return what the table covers now, None if that is what the service has registered."""
+        """Return the offsets covered now, None if the service has registered the same offsets."""
         covered = self.covered(table_id, registered.role)
         if covered is None:
             return None
@@ -137,7 +137,9 @@ class LakeTable:
         return None if is_registered else covered
 
     def _covered_by(self, snapshot_id: int) -> CoveredOffsets | None:
-        """Return what Streamhouse said of a snapshot, or of its newest ancestor that it wrote."""
+        """Return the offsets covered by a snapshot, or by its newest ancestor written by
+        Streamhouse.
+        """
         self._check_exists(snapshot_id)
         return self._table.covered(snapshot_id=snapshot_id)
 
@@ -148,15 +150,15 @@ class LakeTable:
         """
         # The table is known by its uuid.
         covered = self._table.covered(snapshot_id=snapshot_id)
-        for bucket, wanted in ranges.items():
+        for bucket, offsets in ranges.items():
             end = 0 if covered is None else covered.tiered_offsets.get(bucket, 0)
-            if end < wanted.end:
-                raise older_lake(self._name, bucket, end=end, tiered_end=wanted.end)
+            if end < offsets.end:
+                raise older_lake(self._name, bucket, end=end, tiered_end=offsets.end)
         truncated = {} if covered is None else covered.truncated_offsets
-        return all(truncated.get(b, 0) <= wanted.start for b, wanted in ranges.items())
+        return all(truncated.get(b, 0) <= offsets.start for b, offsets in ranges.items())
 
     def snapshots(self) -> list[dict[str, Any]]:
-        """Return one row per snapshot for `table$snapshots`, oldest first."""
+        """Return a row for each snapshot of `table$snapshots`, oldest first."""
         return [
             {
                 "snapshot_id": snapshot.snapshot_id,
@@ -180,14 +182,14 @@ class LakeTable:
         successor_covers: Mapping[int, int] | None = None,
         own_ids: Container[int] = (),
     ) -> LakeFiles:
-        """Return the files of a snapshot that may hold rows of `query`.
+        """Return the files of a snapshot with possible rows of `query`.
 
         Args:
-            schema: the table's own schema; its columns are looked up in the lake's.
-            successor_of: when the snapshot is gone, plan on the current one of this table, unless
-                that does not have all rows of the ranges any more: the table was overwritten, or
-                another engine changed rows that it may not change. None: on that snapshot only.
-            successor_covers: but only if it covers exactly these offsets.
+            schema: the table's own schema, whose columns are looked up in the lake's schema.
+            successor_of: when the snapshot is expired, plan on the current snapshot of this table.
+                A current snapshot without all rows of the ranges is not used: the table was
+                overwritten, or another engine changed protected rows. None: no other snapshot.
+            successor_covers: the offsets that a current snapshot must cover exactly.
             own_ids: ids of all columns the table ever had.
         """
         if self._table.snapshot(snapshot_id) is None and successor_of is not None:
@@ -208,7 +210,9 @@ class LakeTable:
     def _successor(
         self, ranges: Mapping[int, OffsetRange], covers: Mapping[int, int] | None
     ) -> int | None:
-        """Return the current snapshot if it has all rows of the ranges, and `covers` just that."""
+        """Return the current snapshot if it has all rows of the ranges, and covers exactly
+        `covers`.
+        """
         current = self._table.snapshot_id
         if current is None or self._table.snapshot(current) is None:
             return None
@@ -219,17 +223,17 @@ class LakeTable:
         return current
 
     def check_outside(self, table: TableInfo) -> None:
-        """Raise `CorruptDataError` if another engine changed rows of it that it may not change."""
+        """Raise `CorruptDataError` if another engine changed protected rows of the table."""
         with metadata_errors(self._name):
             self._table.check_outside(table)
 
     def was_changed_outside(self, table: TableInfo) -> bool:
-        """Whether another engine ever changed or deleted rows of it."""
+        """Whether another engine ever changed or deleted rows of the table."""
         with metadata_errors(self._name):
             return self._table.was_changed_outside(table)
 
     def newest_with(self, ranges: Mapping[int, OffsetRange]) -> int | None:
-        """Return the current snapshot of a log table if it has all rows of the ranges."""
+        """Return the current snapshot of a log table, if it has all rows of the ranges."""
         return self._successor(ranges, None)
 
     def may_have_other_rows(self, table: TableInfo, registered: int) -> bool:
@@ -244,24 +248,24 @@ class LakeTable:
             )
 
     def _field_ids(self, schema: Schema, own_ids: Container[int]) -> dict[str, int | None]:
-        """Return each column's field id: by its id for life, else by name, else None."""
+        """Return each column's field id: by the column's permanent id, else by name, else None."""
         names = self._table.field_ids()
         ids = {field_id: name for name, field_id in names.items()}
-        found: dict[str, int | None] = {}
+        field_ids: dict[str, int | None] = {}
         for column in schema.columns:
             is_ours = column.id in ids and not ids[column.id].startswith("__")
             by_name = names.get(column.name)
-            found[column.name] = column.id if is_ours else by_name
+            field_ids[column.name] = column.id if is_ours else by_name
             if not is_ours and by_name in own_ids:
                 # That is another column of ours, which had the name before the lake heard of it.
-                found[column.name] = None
+                field_ids[column.name] = None
         for name in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN):
             if name not in names:
                 raise CorruptDataError(
                     f"lake table '{self._name}' has no column '{name}'; it is not a Streamhouse"
                     " table any more"
                 )
-            found[name] = names[name]
+            field_ids[name] = names[name]
         # Rows in the lake are what they are; only a full history says how they came to be.
-        found[CHANGE_TYPE_COLUMN] = names.get(CHANGE_TYPE_COLUMN)
-        return found
+        field_ids[CHANGE_TYPE_COLUMN] = names.get(CHANGE_TYPE_COLUMN)
+        return field_ids

@@ -1,7 +1,7 @@
 """Planning one micro-batch: the rows between two positions, from whichever tier has them now.
 
-Invariant: the rows are the same whenever the range is planned. Moving to the lake, compaction
-there and retention of the log change where they are read, never which they are.
+Invariant: a range has the same rows at any time. Tiering, compaction of the lake and retention of
+the log change where rows are read, never which rows.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def plan_stream_range(
 ) -> ReadPlan:
     """Plan the rows from `start` to `end`; both have every bucket.
 
-    Raises `OffsetOutOfRangeError` naming bucket and range when retention took rows that no lake
-    has; without `failOnDataLoss` they are skipped with a warning.
+    Raises `OffsetOutOfRangeError` with bucket and range when retention took rows missing from the
+    lake; without `failOnDataLoss` the rows are skipped with a warning.
     """
     ranges = _ranges(start, end)
     buckets = readable(state, part=options.connection.name.part)
@@ -68,10 +68,10 @@ def plan_bootstrap_range(
     start: Mapping[int, int],
     end: Mapping[int, int],
 ) -> ReadPlan:
-    """Plan the rows that the bootstrap's snapshot has from `start` to `end`.
+    """Plan the rows of the bootstrap's snapshot from `start` to `end`.
 
-    Never from the log, though it may hold the range: there it has versions that the snapshot does
-    not, and a replay must find the same rows. Raises `SnapshotNotFoundError` when the snapshot was
+    The log is never read, even if it holds the range: the log has other versions than the snapshot,
+    and a replay must find the same rows. Raises `SnapshotNotFoundError` when the snapshot was
     expired.
     """
     rows = stream_request(state.table, options, output)
@@ -103,14 +103,14 @@ def _ranges(start: Mapping[int, int], end: Mapping[int, int]) -> dict[int, Offse
 def _log_first(
     ranges: Mapping[int, OffsetRange], buckets: Mapping[int, Readable]
 ) -> dict[int, Readable]:
-    """Return `buckets` with the lake left out where the log still holds a small range whole.
+    """Return `buckets` without the lake where the log still holds a small range whole.
 
-    A stream that is behind gets rows there that have expired, too.
+    A stream that lags behind also gets expired rows from the log.
     """
     in_both = {
-        bucket: min(buckets[bucket].lake_end, wanted.end) - wanted.start
-        for bucket, wanted in ranges.items()
-        if buckets[bucket].log_start <= wanted.start < buckets[bucket].lake_end
+        bucket: min(buckets[bucket].lake_end, offsets.end) - offsets.start
+        for bucket, offsets in ranges.items()
+        if buckets[bucket].log_start <= offsets.start < buckets[bucket].lake_end
     }
     if sum(in_both.values()) > LOG_ROWS_PREFERRED_MAX:
         return dict(buckets)

@@ -104,11 +104,11 @@ def _refuse_cut_log(state: TableState) -> None:
 
 
 class SnapshotPin:
-    """At most one pin of one table, renewed in the background until it is released.
+    """At most one pin of one table, renewed in the background until the release.
 
-    Spark tells a source neither that a query ends nor how long a micro-batch takes: the process is
-    just gone, and the pin with it after `PIN_TTL_S`. A service that cannot be reached for now is
-    asked again; what matters is found out when the snapshot is read.
+    Spark tells a source neither the end of a query nor the duration of a micro-batch: when the
+    process is gone, its pin ends after `PIN_TTL_S`. A renewal is repeated while the service is
+    unreachable; a lost snapshot is noticed when it is read.
     """
 
     def __init__(self, client: Callable[[], StorageClient], table: str) -> None:
@@ -118,7 +118,7 @@ class SnapshotPin:
         self._released = threading.Event()
 
     def hold(self, bootstrap: Bootstrap) -> None:
-        """Pin the bootstrap's snapshot, and go on doing so; repeated calls are free."""
+        """Pin the bootstrap's snapshot and keep it pinned; repeated calls are free."""
         if self._held is not None and self._held.pin == bootstrap.pin:
             return
         self.release()
@@ -145,7 +145,7 @@ class SnapshotPin:
             _log.warning("event=unpin_failed table=%s why=%r", self._table, error)
 
     def leave(self) -> None:
-        """Renew the pin no longer: it lasts for `PIN_TTL_S`, for who goes on in the meantime."""
+        """Stop renewing the pin, which lasts for `PIN_TTL_S` more, for a reader that continues."""
         self._released.set()
         self._held = None
 

@@ -1,10 +1,11 @@
-"""A table's rows without Spark: those it has, bucket by bucket in offset order, then live ones.
+"""A table's rows without Spark: the existing rows, bucket by bucket in offset order, then live
+rows.
 
 Invariants:
-- what is yielded of a log table are the rows of its union read and those written since, each once;
-  of a primary key table the rows of one lake snapshot as `+I`, then every change after it
-- a token says where its batch ended: from there on nothing is missing and nothing comes again
-- a step's rows are all in memory before one of them is yielded: what fails of it is read anew
+- a log table yields the rows of its union read and all rows written since, each once; a primary key
+  table yields the rows of one lake snapshot as `+I`, then every later change
+- a token marks the end of its batch: after the token no row is missing and no row comes again
+- all rows of a step are in memory before the first row is yielded, so a failed step is read again
 """
 
 from __future__ import annotations
@@ -74,10 +75,10 @@ def subscribe_full(
     step_rows_max: int = STEP_ROWS_MAX,
     wait_ms: int = _WAIT_MS,
 ) -> Generator[TableBatch, None, None]:
-    """Follow a table from its first row, or from where a token says, for ever.
+    """Follow a table from its first row, or from a token, for ever.
 
-    `given` are options of a stream read. Everything that is wrong with them, or with the token, is
-    said here and not by the iterator.
+    `given` are options of a stream read. All errors of the options and of the token are raised
+    here, not by the iterator.
     """
     options = read_options(given, use=STREAM)
     name = options.connection.name
@@ -105,7 +106,7 @@ def subscribe_full(
 
 
 class _Subscription:
-    """The steps of one subscription, and what each of them yields."""
+    """The steps of one subscription, and the batches of each step."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class _Subscription:
         self._wait_ms = wait_ms
 
     def run(self, position: StreamPosition) -> Generator[TableBatch, None, None]:
-        """Yield what is there from `position` on, and what comes."""
+        """Yield the existing rows from `position` on, and all later rows."""
         try:
             self._follower.reached(position)
             while True:
@@ -134,9 +135,9 @@ class _Subscription:
                 if end == position:
                     continue
                 position, end, rows = self._read(position, end)
-                for batch, after in self._batches(position, end, rows):
+                for batch, reached in self._batches(position, end, rows):
                     yield batch
-                    self._follower.reached(after)
+                    self._follower.reached(reached)
                 position = end
         finally:
             self._follower.close()
@@ -144,9 +145,9 @@ class _Subscription:
     def _read(
         self, start: StreamPosition, end: StreamPosition
     ) -> tuple[StreamPosition, StreamPosition, pa.Table]:
-        """Return the rows from `start` to `end`, and both as they are when those were read.
+        """Return the rows from `start` to `end`, with both positions as they were during the read.
 
-        Rows that left their tier after they were planned are looked for in the other one.
+        Rows that leave their tier after the planning are looked up in the other tier.
         """
         for attempt in range(_ATTEMPTS_MAX):
             try:
@@ -163,7 +164,7 @@ class _Subscription:
     def _batches(
         self, start: StreamPosition, end: StreamPosition, rows: pa.Table
     ) -> Iterator[tuple[TableBatch, StreamPosition]]:
-        """Yield a step's rows, bucket after bucket by offset, each batch with where it ends."""
+        """Yield a step's rows, bucket after bucket by offset; each batch with its end position."""
         rows = _in_order(rows)
         reached = dict(start.offsets)
         count = rows.num_rows
@@ -174,16 +175,16 @@ class _Subscription:
                 offsets = part.column(_OFFSET)
                 is_bucket_done = first == last
                 reached[bucket] = end.offsets[bucket] if is_bucket_done else offsets[-1].as_py() + 1
-                after = end if first == count else start.advanced(dict(reached))
+                position = end if first == count else start.advanced(dict(reached))
                 batch = TableBatch(
                     bucket=bucket,
                     offsets=offsets,
                     timestamps=part.column(_TIMESTAMP),
                     data=part.select(self._names),
-                    token=after.to_json(),
+                    token=position.to_json(),
                     table=self._follower.table,
                 )
-                yield batch, after
+                yield batch, position
         if not count:
             self._follower.reached(end)
 
@@ -200,7 +201,7 @@ def _in_order(rows: pa.Table) -> pa.Table:
 
 
 def _runs(values: np.ndarray[Any, np.dtype[np.int32]]) -> Iterator[tuple[int, int]]:
-    """Yield each value of neighbours that are equal, with where they end."""
+    """Yield each run of equal neighbours: the value, and the end of the run."""
     ends = [*(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
     for end in ends if len(values) else ():
         yield int(values[end - 1]), end

@@ -1,4 +1,4 @@
-"""How far a stream is behind: what its progress says, and the line it logs for each micro-batch."""
+"""The lag of a stream: the figures of its progress, and a log line for each micro-batch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _BUCKETS_SHOWN_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """How far one source of a query is behind its table.
+    """The lag of a query's source behind the source's table.
 
-    `seconds` is the age of the oldest row that it has not read, 0 if it has read all; None before
-    the service has answered its first report.
+    `seconds` is the age of the oldest unread row, 0 if all rows are read; None before the service
+    has answered the first report.
     """
 
     table: str
@@ -53,8 +53,8 @@ def lag(progress: Any) -> list[StreamLag]:
         raise InvalidRequestError(
             f"lag takes query.lastProgress, which has sources, not {type(progress).__name__}"
         ) from error
-    found = (_of_source(source) for source in sources)
-    return [one for one in found if one is not None]
+    lags = (_of_source(source) for source in sources)
+    return [source_lag for source_lag in lags if source_lag is not None]
 
 
 def _of_source(source: Mapping[str, Any]) -> StreamLag | None:
@@ -89,10 +89,10 @@ def log_batch(
     latest: Mapping[int, int],
     lag_ms: int | None,
 ) -> None:
-    """Log one micro-batch: its table and offsets, its rows, and how many are left after it.
+    """Log one micro-batch: table and offsets, rows, and remaining rows.
 
-    The process in which Spark runs a source has no handler for logs: it gets one for stderr where
-    the environment variable STREAMHOUSE_LOG_LEVEL names a level that shows the line.
+    The process in which Spark runs a source has no handler for logs. The process gets a handler for
+    stderr if the environment variable STREAMHOUSE_LOG_LEVEL names a level that shows the line.
     """
     show_if_wanted(_logger)
     if not _logger.isEnabledFor(logging.INFO):
@@ -100,7 +100,7 @@ def log_batch(
     read = {bucket: offset - start.get(bucket, 0) for bucket, offset in end.items()}
     moved = [bucket for bucket, rows in sorted(read.items()) if rows]
     ranges = [f"{b}:{start.get(b, 0)}-{end[b]}" for b in moved[:_BUCKETS_SHOWN_MAX]]
-    more = "" if len(moved) <= _BUCKETS_SHOWN_MAX else f",+{len(moved) - _BUCKETS_SHOWN_MAX}"
+    remainder = "" if len(moved) <= _BUCKETS_SHOWN_MAX else f",+{len(moved) - _BUCKETS_SHOWN_MAX}"
     lag_rows = sum(max(0, latest[bucket] - end.get(bucket, 0)) for bucket in latest)
     # What the service said of the lag it said before these rows were read.
     if not lag_rows:
@@ -109,7 +109,7 @@ def log_batch(
         "event=micro_batch table=%s offsets=%s%s rows=%d lag_rows=%d lag_ms=%s",
         table,
         ",".join(ranges),
-        more,
+        remainder,
         sum(read.values()),
         lag_rows,
         "unknown" if lag_ms is None else lag_ms,
@@ -117,11 +117,11 @@ def log_batch(
 
 
 def show_if_wanted(logger: logging.Logger) -> None:
-    """Let a logger that nobody listens to write to stderr, if the environment says so."""
-    wanted = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
-    if not wanted or logger.hasHandlers() or wanted not in logging.getLevelNamesMapping():
+    """Let a logger without handlers write to stderr, if the environment asks for its level."""
+    level_name = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
+    if not level_name or logger.hasHandlers() or level_name not in logging.getLevelNamesMapping():
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logger.addHandler(handler)
-    logger.setLevel(wanted)
+    logger.setLevel(level_name)

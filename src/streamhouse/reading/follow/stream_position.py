@@ -1,16 +1,15 @@
-"""Where a stream stands: one offset per bucket, as JSON in Spark's checkpoint.
+"""The position of a stream: one offset per bucket, as JSON in Spark's checkpoint.
 
 The JSON is `{"version": 1, "table": "db.t", "table_id": 7, "offsets": {"0": 12, "1": 9}}`:
-everything below an offset was read. It names no tier: where a row lives is looked up when a range
-is planned, so a replay finds the same rows after they moved. `consumer` is the name under which the
-reader tells the service how far it is, if nobody gave it one. Positions of releases before this
-have neither that nor `table`.
+everything below an offset was read. A position names no tier: planning a range looks up the tier,
+so a replay finds the same rows after a move. `consumer` is the default name under which the reader
+reports its position. Positions of earlier releases have neither `consumer` nor `table`.
 
-While a stream of a primary key table reads the rows it starts with, version 2 adds the lake
-snapshot with them: `"bootstrap": {"snapshot_id": "42", "ends": {"0": 90, "1": 80}, "pin": "x"}`.
+While a stream of a primary key table reads its initial rows, version 2 adds the lake snapshot of
+the rows: `"bootstrap": {"snapshot_id": "42", "ends": {"0": 90, "1": 80}, "pin": "x"}`.
 
-Of a service that may lose rows it has shown, it also says what was read: `"fingerprints": {"0":
-"1f0c..."}`, the log's at the bucket's offset. Positions without one are good, too.
+If the service may lose rows it has shown, the position has `"fingerprints": {"0": "1f0c..."}`, the
+log's fingerprint at the bucket's offset. Positions without a fingerprint are valid, too.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ BOOTSTRAP_VERSION: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap:
-    """The lake snapshot a stream begins with: below `ends` its rows, from there on changes.
+    """The lake snapshot at the start of a stream: its rows below `ends`, then changes.
 
-    `pin` is the holder that keeps the snapshot from being expired, the same after a restart.
+    `pin` is the holder of the snapshot's pin, the same after a restart.
     """
 
     snapshot_id: int
@@ -66,10 +65,10 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPosition:
-    """One offset per bucket of one table, and the bootstrap if it is not through with it.
+    """One offset per bucket of one table, and the bootstrap while rows of the bootstrap are unread.
 
-    `fingerprints` are the log's at these offsets, of the buckets where they are known. `table` is
-    its name, `consumer` the reader's; both are None where they were not written down.
+    `fingerprints` are fingerprints of the log at these offsets, for the buckets with a fingerprint.
+    `table` is the table's name, `consumer` the reader's name; None in a position without the name.
     """
 
     table_id: int
@@ -91,7 +90,9 @@ class StreamPosition:
         if self.bootstrap is not None:
             value |= {"version": BOOTSTRAP_VERSION, "bootstrap": self.bootstrap.to_json()}
         if self.fingerprints:
-            value["fingerprints"] = {str(b): said for b, said in sorted(self.fingerprints.items())}
+            value["fingerprints"] = {
+                str(b): fingerprint for b, fingerprint in sorted(self.fingerprints.items())
+            }
         return value
 
     def advanced(
@@ -99,9 +100,9 @@ class StreamPosition:
         offsets: Mapping[int, int],
         fingerprint_at: Callable[[int, int], str | None] = lambda *_: None,
     ) -> StreamPosition:
-        """Return the position at `offsets`; a bootstrap that was read to its ends is over.
+        """Return the position at `offsets`; a bootstrap is over once all of its rows are read.
 
-        `fingerprint_at` tells that of a bucket at an offset, if there is one to tell.
+        `fingerprint_at` returns the fingerprint of a bucket at an offset, if there is one.
         """
         bootstrap = self.bootstrap
         if bootstrap is not None and all(
@@ -109,7 +110,7 @@ class StreamPosition:
         ):
             bootstrap = None
         # A bucket that stays keeps what it has: the same position is the same JSON.
-        found = {
+        fingerprints = {
             bucket: self.fingerprints.get(bucket)
             if offset == self.offsets.get(bucket)
             else fingerprint_at(bucket, offset)
@@ -119,7 +120,11 @@ class StreamPosition:
             self,
             offsets=offsets,
             bootstrap=bootstrap,
-            fingerprints={bucket: said for bucket, said in found.items() if said is not None},
+            fingerprints={
+                bucket: fingerprint
+                for bucket, fingerprint in fingerprints.items()
+                if fingerprint is not None
+            },
         )
 
     @classmethod
@@ -131,12 +136,12 @@ class StreamPosition:
         table_id: int,
         adopted_from: Mapping[int, Mapping[int, int]] | None = None,
     ) -> StreamPosition:
-        """Read a position and check that it belongs to the table as it is now.
+        """Read a position and check its table against the current table.
 
-        `adopted_from` is the table's: a position of the table elsewhere is one here as far as its
-        rows came along. Raises `TableNotFoundError` when the table was dropped and created again
-        since, `OffsetOutOfRangeError` when the stream has read rows that did not come along,
-        `InvalidRequestError` when it is another table's.
+        `adopted_from` is the table's: a position of the adopted table is valid here as far as the
+        table's rows were adopted. Raises `TableNotFoundError` when the table was dropped and
+        created again, `OffsetOutOfRangeError` when the stream has read rows missing from the
+        adoption, `InvalidRequestError` for a position of another table.
         """
         try:
             version = value["version"]
@@ -147,12 +152,13 @@ class StreamPosition:
                     " the one that wrote it"
                 )
             bootstrap = value["bootstrap"] if version == BOOTSTRAP_VERSION else None
-            found = cls(
+            position = cls(
                 table_id=int(value["table_id"]),
                 offsets=offsets_from_json(value["offsets"]),
                 bootstrap=None if bootstrap is None else Bootstrap.from_json(bootstrap),
                 fingerprints={
-                    int(bucket): str(said) for bucket, said in value.get("fingerprints", {}).items()
+                    int(bucket): str(fingerprint)
+                    for bucket, fingerprint in value.get("fingerprints", {}).items()
                 },
                 table=_text(value, "table"),
                 consumer=_text(value, "consumer"),
@@ -161,31 +167,31 @@ class StreamPosition:
             raise InvalidRequestError(
                 f"table '{table}': {value!r} in the checkpoint is not a Streamhouse position"
             ) from error
-        if found.table not in (None, table):
+        if position.table not in (None, table):
             raise InvalidRequestError(
-                f"the checkpoint's position is of table '{found.table}', and this stream reads"
+                f"the checkpoint's position is of table '{position.table}', and this stream reads"
                 f" '{table}': start it with the checkpoint of '{table}', or with a new one"
             )
-        ends = (adopted_from or {}).get(found.table_id)
+        ends = (adopted_from or {}).get(position.table_id)
         if ends is not None:
-            found.check_not_beyond(ends, table=table)
+            position.check_not_beyond(ends, table=table)
             # Its log is another one, which begins where the lake ended.
-            return replace(found, table_id=table_id, fingerprints={})
+            return replace(position, table_id=table_id, fingerprints={})
         check_positions(
-            found.offsets,
-            stated_id=found.table_id,
+            position.offsets,
+            stated_id=position.table_id,
             table=table,
             table_id=table_id,
             since="the stream's checkpoint was made",
             remedy="start with a new checkpoint",
         )
-        return found
+        return position
 
     def check_not_beyond(self, ends: Mapping[int, int], *, table: str) -> None:
-        """Raise `OffsetOutOfRangeError` if rows were read that the table does not have (any more).
+        """Raise `OffsetOutOfRangeError` if the table lacks rows which were read.
 
-        Acknowledged rows go away in no other way than that the service was given an older data
-        directory, or that another adopted the lake table, without what was not tiered yet.
+        Acknowledged rows are lost in two cases only: the service got an older data directory, or
+        another service adopted the lake table without the untiered rows.
         """
         for bucket, offset in sorted(self.offsets.items()):
             if offset > ends.get(bucket, 0):
@@ -198,8 +204,8 @@ class StreamPosition:
 
 
 def _text(value: Mapping[str, Any], member: str) -> str | None:
-    said = value.get(member)
-    return None if said is None else str(said)
+    text = value.get(member)
+    return None if text is None else str(text)
 
 
 def advance(
@@ -207,8 +213,8 @@ def advance(
 ) -> dict[int, int]:
     """Return how far to read: from `start` towards `available`, at most `rows_max` rows in all.
 
-    The rows are spread fairly: no bucket waits for another's backlog, and a small one is
-    read to its end. It depends on nothing but the arguments.
+    The rows are spread fairly: no bucket waits for another's backlog, and a small backlog is read
+    to its end. The result depends only on the arguments.
     """
     waiting = {
         bucket: available[bucket] - offset
@@ -218,17 +224,17 @@ def advance(
     if rows_max is None or sum(waiting.values()) <= rows_max:
         return {b: offset + waiting.get(b, 0) for b, offset in start.items()}
     granted = dict.fromkeys(waiting, 0)
-    left = rows_max
+    remaining = rows_max
     hungry = list(waiting)
-    while left >= len(hungry) > 0:
-        share = min(left // len(hungry), min(waiting[b] - granted[b] for b in hungry))
+    while remaining >= len(hungry) > 0:
+        share = min(remaining // len(hungry), min(waiting[b] - granted[b] for b in hungry))
         for bucket in hungry:
             granted[bucket] += share
-        left -= share * len(hungry)
+        remaining -= share * len(hungry)
         hungry = [b for b in hungry if granted[b] < waiting[b]]
     if hungry:
         # Fewer rows than buckets: the turn moves on with every row ever read.
         first = sum(start.values()) % len(hungry)
-        for bucket in (hungry[first:] + hungry[:first])[:left]:
+        for bucket in (hungry[first:] + hungry[:first])[:remaining]:
             granted[bucket] += 1
     return {b: offset + granted.get(b, 0) for b, offset in start.items()}

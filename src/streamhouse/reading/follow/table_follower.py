@@ -1,11 +1,11 @@
-"""One reader's way through a table: where it begins, how far it may read next, where the rows are.
+"""One reader's way through a table: the start, the end of the next step, and the plan of a step.
 
-Spark's stream reader and the client's `subscribe(start="full")` both go by it. A step is a range
-between two positions; its rows are the same whenever it is planned, from whichever tier.
+Spark's stream reader and the client's `subscribe(start="full")` use the same follower. A step is a
+range between two positions; a step has the same rows whenever it is planned.
 
 Invariants:
 - of a primary key table: first the rows of one pinned lake snapshot, then changes; no step has both
-- a position beyond what the table has, or of another table, is refused
+- a position beyond the table's rows, or of another table, is refused
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 class TableFollower:
-    """Follows one table. It does nothing, and asks nobody, before it is first used."""
+    """Follows one table. A new follower sends no request before its first use."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class TableFollower:
         *,
         own_name: str | None = None,
     ) -> None:
-        """`own_name` is the consumer's if it has no other; without one it reports nothing."""
+        """`own_name` is the consumer's default name; a follower without a name reports nothing."""
         self.table = str(options.connection.name.path)
         self.state = state
         """The table as it was seen last, in the schema of the first time."""
@@ -68,7 +68,7 @@ class TableFollower:
         return self._named(first)
 
     def position(self, value: Any) -> StreamPosition:
-        """Read a position; raises unless it belongs to the table as it was seen last."""
+        """Read a position; raises unless the position belongs to the last seen table."""
         table = self.state.table
         return StreamPosition.from_json(
             value, table=self.table, table_id=table.table_id, adopted_from=table.adopted_from
@@ -148,13 +148,13 @@ class TableFollower:
     def _check_history(
         self, first: StreamPosition, last: StreamPosition, state: TableState
     ) -> None:
-        """Raise `LogCutError` if the log has other rows than when the positions were taken."""
+        """Raise `LogCutError` if the log has other rows than at the time of the positions."""
         for at in (first, last):
-            for bucket, said in at.fingerprints.items():
+            for bucket, fingerprint in at.fingerprints.items():
                 offset = at.offsets[bucket]
                 is_read = first.offsets.get(bucket, 0) < last.offsets.get(bucket, 0)
                 if is_read and _is_log_only(state, bucket, offset):
-                    self._fingerprint_at(bucket, offset, expected=said)
+                    self._fingerprint_at(bucket, offset, expected=fingerprint)
 
     def _fingerprint_at(
         self, bucket: int, offset: int, *, expected: str | None = None
@@ -167,11 +167,11 @@ class TableFollower:
     def found_again(
         self, start: StreamPosition, end: StreamPosition, error: StreamhouseError
     ) -> tuple[StreamPosition, StreamPosition]:
-        """Return the step for who failed to read it by `error`, because rows were moved meanwhile.
+        """Return the step for a reader that failed with `error` because rows were moved meanwhile.
 
-        One of a snapshot that was expired goes on in the current one, which has those rows that
-        have not changed since. The log has the changes, from where the first snapshot ended; what
-        was not read and has changed comes as its changes alone. Raises `error` if they are gone.
+        A step of an expired snapshot continues in the current snapshot, which has the unchanged
+        rows. The log has the changes from the end of the first snapshot on; an unread row that has
+        changed comes only as its changes. Raises `error` if the changes are gone.
         """
         state = self.refresh()
         if start.bootstrap is None:
@@ -209,16 +209,16 @@ class TableFollower:
             self._reports.flush()
 
     def lag_ms(self) -> int | None:
-        """Return how old the oldest row was that was not read at the last report, and is now."""
-        said = None if self._reports is None else self._reports.lag
-        if said is None:
+        """Return the present age of the oldest row that was unread at the last report."""
+        lag = None if self._reports is None else self._reports.lag
+        if lag is None:
             return None
-        if said.lag_ms is None or not said.rows:
-            return said.lag_ms
-        return said.lag_ms + round(1_000 * (time.monotonic() - said.at_s))
+        if lag.lag_ms is None or not lag.rows:
+            return lag.lag_ms
+        return lag.lag_ms + round(1_000 * (time.monotonic() - lag.at_s))
 
     def close(self) -> None:
-        """End the reports; a pin lasts for a while, for who goes on. Idempotent."""
+        """End the reports; a pin lasts a while for a reader that continues. Idempotent."""
         if self._reports is not None:
             self._reports.close()
         self._pin.leave()
@@ -230,9 +230,9 @@ class TableFollower:
         return self._seen(self._client().table_state(self.table))
 
     def _wait_for_rows(self, position: StreamPosition, max_wait_ms: int) -> TableState:
-        after = offsets_in(position.table_id, position.offsets)
+        offsets = offsets_in(position.table_id, position.offsets)
         return self._seen(
-            self._client().table_state(self.table, after=after, max_wait_ms=max_wait_ms)
+            self._client().table_state(self.table, after=offsets, max_wait_ms=max_wait_ms)
         )
 
     def _seen(self, state: TableState) -> TableState:
@@ -245,17 +245,17 @@ class TableFollower:
 
         A table created again under the name has another history; its positions are refused later.
         """
-        before = self.state.table
-        if state.table.table_id != before.table_id:
+        first_table = self.state.table
+        if state.table.table_id != first_table.table_id:
             return state
-        if state.table.schema_id != before.schema_id and not self._is_change_told:
+        if state.table.schema_id != first_table.schema_id and not self._is_change_told:
             self._is_change_told = True
             _logger.warning(
                 "table %s has schema version %d now; this stream goes on with version %d: start it"
                 " again to read the new one",
-                *(self.table, state.table.schema_id, before.schema_id),
+                *(self.table, state.table.schema_id, first_table.schema_id),
             )
-        return state.in_version(before.schema_id)
+        return state.in_version(first_table.schema_id)
 
     def _state_covering(self, end: Mapping[str, Any]) -> TableState:
         """Return the state the end was taken from; after a restart, a fresh one."""

@@ -1,4 +1,4 @@
-"""What an imported table says of where its rows came from: property `table.import.source`."""
+"""The source of an imported table's rows, in the property `table.import.source`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ["ImportOrigin"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOrigin:
-    """The source, and the snapshot whose rows came first (None: it had none then).
+    """The source, and the snapshot of the first imported rows (None: the source had no snapshot).
 
-    It is part of the table's creation, so all imports into the table begin with the same rows.
+    The origin is part of the table's creation, so all imports into the table begin with the same
+    rows.
     """
 
     PROPERTY: ClassVar[str] = IMPORT_SOURCE_PROPERTY
@@ -31,7 +32,7 @@ class ImportOrigin:
 
     @classmethod
     def of(cls, source: SourceTable, name: str) -> ImportOrigin:
-        """Return the origin of an import that begins now."""
+        """Return the origin of a new import."""
         if source.format_version < 2:
             raise UnsupportedError(
                 f"Iceberg table '{name}' has format version 1, without the sequence numbers by"

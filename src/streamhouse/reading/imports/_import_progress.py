@@ -1,8 +1,8 @@
-"""How an import is cut into steps, and how far it is: all of it in versions of transactions.
+"""The steps of an import, and its progress, which is kept in the versions of transactions.
 
-The version of a step is the sequence number of its source snapshot, then how many of the snapshot's
-files are imported with it, all bits set when they are all. Sequence numbers grow with every
-snapshot, so versions grow with every step.
+The version of a step is the sequence number of its source snapshot, followed by the number of
+imported files of the snapshot; all bits are set when all files are imported. Sequence numbers grow
+with every snapshot, so versions grow with every step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def steps(
     until: int | None,
     skipped: Collection[str] = (),
 ) -> Iterator[ImportStep]:
-    """Yield the steps from a position, which is one's end or a start, to the snapshot `until`."""
+    """Yield the steps from a position (a start, or the end of a step) to the snapshot `until`."""
     for start, counts in source.unread(position, until=until, skipped=skipped):
         if not counts:
             # Said all the same: so the snapshot may expire.
@@ -77,9 +77,9 @@ def last_position(
     *,
     skipped: Collection[str] = (),
 ) -> AppendPosition:
-    """Return where the import stands, given which versions were committed: all up to one.
+    """Return the position of the import, from the versions committed so far.
 
-    Raises `SnapshotNotFoundError` if what it has to go on with was expired.
+    Raises `SnapshotNotFoundError` if the next snapshot of the import was expired.
     """
     ids = source.ancestors()[::-1]
     begun = _last_true(ids, lambda at: is_committed((source.sequence(at) << _FILE_BITS) | 1))
@@ -104,17 +104,17 @@ def _before_all(
     ids: Sequence[int],
     is_committed: Callable[[int], bool],
 ) -> AppendPosition:
-    """Return the position of an import that has begun with none of the snapshots `ids`."""
+    """Return the position of an import without any of the snapshots `ids`."""
     if ids:
         # The last one imported may be gone; then it is the one before the oldest.
-        before = AppendPosition(
+        position = AppendPosition(
             table_uuid=source.uuid,
             snapshot_id=source.parent(ids[0]),
             sequence=source.sequence(ids[0]) - 1,
             is_initial=False,
         )
-        if before.sequence > 0 and is_committed(version_of(before)):
-            return before
+        if position.sequence > 0 and is_committed(version_of(position)):
+            return position
     if origin.snapshot_id is not None:
         return source.start(origin.snapshot_id)
     return AppendPosition(
@@ -123,7 +123,7 @@ def _before_all(
 
 
 def _last_true(items: Sequence[_T], test: Callable[[_T], bool]) -> _T | None:
-    """Return the last item of which `test` is true; it is of none after one of which it is not."""
+    """Return the last item with a true `test`; the true items come first."""
     low, high = 0, len(items)
     while low < high:
         middle = (low + high) // 2

@@ -1,10 +1,10 @@
 """An existing Iceberg table as the history of a new table, each of its rows once.
 
 Invariants:
-- a step is a range of files of one source snapshot, cut the same way by whoever imports, and one
-  transaction, whose version is the place where it ends. So however often an import is started,
-  stopped or run twice at once, no step is applied twice and none is left out
-- how far an import is, the target alone knows: of the source nothing is changed
+- a step is a range of files of one source snapshot and one transaction. The step's cut is always
+  the same, and its version is its end. So a step is applied exactly once, even if an import is
+  stopped, restarted or run twice in parallel
+- only the target knows the progress of an import: nothing in the source is changed
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _STAGE_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedStep:
-    """One transaction: the source's snapshot, and its rows; `rows_left` are known to follow.
+    """One transaction: the source's snapshot, and its rows; at least `rows_left` rows follow.
 
-    `is_skipped`: another import of the same tables had it first.
+    `is_skipped`: another import of the same tables has already imported the step.
     """
 
     snapshot_id: int
@@ -93,18 +93,18 @@ class TableImport:
         partitioned_by: Sequence[str] | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> tuple[TableInfo, list[str]]:
-        """Return the target, made as described and like the source if there is none, and which of
-        the source's partition fields it cannot have.
+        """Return the target, and the partition fields of the source without a form in the target.
 
-        `partitioned_by` None takes the source's partitioning over. Raises `InvalidRequestError` if
-        there is a target that this source was not imported into.
+        A missing target is made as described, and otherwise like the source. `partitioned_by` None
+        takes the source's partitioning over. Raises `InvalidRequestError` for an existing target
+        without an import from this source.
         """
         source = open_source(self._client, self._source)
         try:
             return self._checked(source), []
         except (DatabaseNotFoundError, TableNotFoundError):
             self._check_name_is_free()
-        taken, left = source.partitioning()
+        fields, refused = source.partitioning()
         name = str(self._source.path)
         origin = ImportOrigin.of(source, name)
         try:
@@ -114,20 +114,19 @@ class TableImport:
                 primary_key=primary_key,
                 bucket_count=bucket_count,
                 bucket_key=bucket_key,
-                partitioned_by=taken if partitioned_by is None else partitioned_by,
+                partitioned_by=fields if partitioned_by is None else partitioned_by,
                 properties={**(properties or {}), ImportOrigin.PROPERTY: origin.to_property()},
             )
         except TableExistsError:
             # Another import was quicker; what it began is continued.
-            left = []
-        return self._checked(source), left if partitioned_by is None else []
+            refused = []
+        return self._checked(source), refused if partitioned_by is None else []
 
     def run(self, progress: Progress = NO_PROGRESS) -> Iterator[ImportedStep]:
-        """Import what the source has now and the target has not; yield each step when it is done.
+        """Import all rows that the target lacks; yield each finished step.
 
-        Progress counts rows, as they reach the service.
-
-        Calling it again goes on with what was appended meanwhile.
+        Progress counts rows as they reach the service. A repeated call imports the rows appended
+        meanwhile.
         """
         source = open_source(self._client, self._source)
         table = self._checked(source)
@@ -168,7 +167,7 @@ class TableImport:
     # -- the target ----------------------------------------------------------------------------
 
     def _checked(self, source: SourceTable) -> TableInfo:
-        """Return the target; raises if it is not, or not any more, what the source fits into."""
+        """Return the target; raises if the source does not fit into the target, or not any more."""
         info = self._client.describe_table(self._target)
         ImportOrigin.of_table(info, source, str(self._source.path))
         names = set(info.schema.names)

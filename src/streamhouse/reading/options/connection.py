@@ -1,6 +1,6 @@
-"""Which table of which service is meant, and this process's one client of that service.
+"""The table and the service of a read or write, and this process's one client of the service.
 
-Users load `database.table`, or `database.table$part` for one tier or for what describes the table.
+Users load `database.table`, or `database.table$part` for one tier or a description of the table.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _clients: Final[dict[tuple[int, str, str | None], StorageClient]] = {}
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table, and which part of it; an empty part is the union of both tiers.
+    """A table and a part of the table; an empty part is the union of both tiers.
 
-    With part `iceberg` it is the catalog's table of that name, whoever made it.
+    With part `iceberg` the name is of any table in the catalog.
     """
 
     path: TablePath
@@ -77,18 +77,18 @@ class TableName:
         if dollar and part not in _PARTS:
             raise InvalidNameError(
                 f"table '{table}' has no part '${part}'{suggestion(part, list(_PARTS))}"
-                f" (parts: {', '.join('$' + known for known in (*_PARTS, REJECTED))})"
+                f" (parts: {', '.join('$' + suffix for suffix in (*_PARTS, REJECTED))})"
             )
         return cls(TablePath.parse(table), part)
 
     @property
     def is_metadata(self) -> bool:
-        """Whether it describes the table instead of holding its rows."""
+        """Whether the part describes the table instead of holding its rows."""
         return self.part in METADATA_PARTS
 
     @property
     def is_iceberg(self) -> bool:
-        """Whether it is a table of the Iceberg catalog, not the service's."""
+        """Whether the table belongs to the Iceberg catalog, not to the service."""
         return self.part == ICEBERG
 
     def __str__(self) -> str:
@@ -110,22 +110,22 @@ class ConnectionOptions:
 
 def connection_options(options: Mapping[str, str]) -> ConnectionOptions:
     """Read which table of which service is meant."""
-    given = {str(key).lower(): value for key, value in options.items()}
-    path, table = given.get("path"), given.get("table")
-    if given.get("paths"):
+    by_key = {str(key).lower(): value for key, value in options.items()}
+    path, table = by_key.get("path"), by_key.get("table")
+    if by_key.get("paths"):
         raise InvalidRequestError(
-            f"load one table at a time, not {given['paths']}; union the DataFrames instead"
+            f"load one table at a time, not {by_key['paths']}; union the DataFrames instead"
         )
     name = table or path
     if not name:
         raise InvalidRequestError("no table given: call load('database.table')")
-    endpoint = given.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
-    ca_file = given.get("tls.ca")
+    endpoint = by_key.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+    ca_file = by_key.get("tls.ca")
     return ConnectionOptions(
         name=TableName.parse(name),
         # Everything that travels to executors has the endpoint; so has the name of its CA file.
         endpoint=with_ca_file(endpoint, ca_file) if ca_file else endpoint,
-        token=given.get("token") or os.environ.get(TOKEN_VARIABLE) or None,
+        token=by_key.get("token") or os.environ.get(TOKEN_VARIABLE) or None,
     )
 
 

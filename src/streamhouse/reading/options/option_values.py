@@ -46,7 +46,7 @@ def parse_long_poll_ms(text: str, *, name: str) -> int:
 
 
 def parse_names(text: str, *, name: str) -> tuple[str, ...]:
-    """Read `a, b, `c,d`` as column names; in backticks, two of them are one of the name's."""
+    """Read `a, b, `c,d`` as column names; two backticks in a quoted name are one backtick."""
     names = tuple(_name(part) for part in _split(text, quote="`", name=name))
     if not all(names) or len(set(names)) != len(names):
         raise InvalidRequestError(f"{name} = '{text}' must name columns, each once, as in 'a,b'")

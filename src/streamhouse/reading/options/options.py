@@ -1,7 +1,7 @@
 """Every option of the format `streamhouse`: key, default, unit and meaning in one place.
 
-Spark hands options over as strings with keys in lower case. Unknown keys are errors with a
-suggestion, and so is an option that its use would ignore; keys that Spark adds by itself pass.
+Spark hands options over as strings with keys in lower case. An unknown key is an error with a
+suggestion. An option without effect in its use is an error, too; keys added by Spark pass.
 """
 
 from __future__ import annotations
@@ -263,8 +263,8 @@ def check_keys(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, 
 
     An option without a value is refused: an unset variable must not read or write something else.
     """
-    given = {str(key).lower(): value for key, value in options.items()}
-    for key, value in given.items():
+    by_key = {str(key).lower(): value for key, value in options.items()}
+    for key, value in by_key.items():
         option = _BY_KEY.get(key)
         if option is not None and not str(value or "").strip():
             raise InvalidRequestError(
@@ -276,20 +276,20 @@ def check_keys(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, 
                 f" {', '.join(option.uses)}); remove it"
             )
         if option is None and key not in _SPARK_KEYS and not key.startswith(PROPERTY_PREFIXES):
-            known = [option.key for option in OPTIONS if _shared(option, uses)]
+            keys = [option.key for option in OPTIONS if _shared(option, uses)]
             raise UnknownOptionError(
-                f"unknown option '{key}'{suggestion(key, known)} (known: {', '.join(known)})"
+                f"unknown option '{key}'{suggestion(key, keys)} (known: {', '.join(keys)})"
             )
         if key.startswith(PROPERTY_PREFIXES) and WRITE not in uses:
             raise InvalidRequestError(
                 f"option '{key}' has no meaning for a {uses[0]}: table properties are set when a"
                 " write creates the table, or by the client's alter_properties"
             )
-    return given
+    return by_key
 
 
 def applicable(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, str]:
-    """Return only the options that have a meaning for one of `uses`."""
+    """Return only the options with a meaning for one of `uses`."""
     return {
         key: value
         for key, value in options.items()
@@ -307,7 +307,7 @@ def _shared(option: Option, uses: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeOptions:
-    """What decides a read's columns, before Spark says whether it is a batch or a stream."""
+    """The options that decide a read's columns, before Spark chooses batch or stream."""
 
     connection: ConnectionOptions
     columns: tuple[str, ...] | None
@@ -321,33 +321,33 @@ class ShapeOptions:
 
 def shape_options(options: Mapping[str, str]) -> ShapeOptions:
     """Read the options that decide a read's columns; refuses keys that no read has."""
-    given = check_keys(options, uses=(BATCH, STREAM))
+    by_key = check_keys(options, uses=(BATCH, STREAM))
     return ShapeOptions(
         connection=connection_options(options),
-        columns=optional(given, "columns", parse_names),
-        include_metadata=_value(given, "includeMetadata", parse_boolean),
-        read_change_feed=optional(given, "readChangeFeed", parse_boolean),
-        is_stream=STREAM_MARK in given,
-        is_planned_afresh=PLANNED_MARK in given,
-        has_numbers=NUMBERS_MARK in given,
-        is_row_count=ROW_COUNT_MARK in given,
+        columns=optional(by_key, "columns", parse_names),
+        include_metadata=_value(by_key, "includeMetadata", parse_boolean),
+        read_change_feed=optional(by_key, "readChangeFeed", parse_boolean),
+        is_stream=STREAM_MARK in by_key,
+        is_planned_afresh=PLANNED_MARK in by_key,
+        has_numbers=NUMBERS_MARK in by_key,
+        is_row_count=ROW_COUNT_MARK in by_key,
     )
 
 
 def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
     """Read and check the options of a read; `use` is `BATCH` or `STREAM`."""
-    given = check_keys(options, uses=(use,))
-    _check_part(given, connection_options(options).name)
+    by_key = check_keys(options, uses=(use,))
+    _check_part(by_key, connection_options(options).name)
     # Looked up only where a time needs it: a machine without a zone database reads the rest.
-    session_zone = (given.get(ZONE_MARK) or "UTC").strip()
-    zone = (given.get("timezone") or session_zone).strip()
+    session_zone = (by_key.get(ZONE_MARK) or "UTC").strip()
+    zone = (by_key.get("timezone") or session_zone).strip()
     if zone == session_zone.partition("|")[0]:
         # The driver has asked Java about it.
         zone = session_zone
     parse_time = functools.partial(parse_timestamp_us, zone=zone)
     parse_start = functools.partial(parse_starting_offsets, zone=zone)
-    starting = _value(given, "startingOffsets", parse_start)
-    from_us = optional(given, "startingTimestamp", parse_time)
+    starting = _value(by_key, "startingOffsets", parse_start)
+    from_us = optional(by_key, "startingTimestamp", parse_time)
     if starting.kind == "timestamp":
         if from_us is not None:
             raise InvalidRequestError(
@@ -358,41 +358,41 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
         raise InvalidRequestError(
             "option 'startingOffsets' = 'latest' would read nothing; it is for streams"
         )
-    _check_conflicts(given, is_bounded=from_us is not None or starting.kind != "full")
-    to_us = optional(given, "endingTimestamp", parse_time)
-    if (as_of_us := optional(given, "asOfTimestamp", parse_time)) is not None:
+    _check_conflicts(by_key, is_bounded=from_us is not None or starting.kind != "full")
+    to_us = optional(by_key, "endingTimestamp", parse_time)
+    if (as_of_us := optional(by_key, "asOfTimestamp", parse_time)) is not None:
         to_us = as_of_us + 1
     return ReadOptions(
         connection=connection_options(options),
-        columns=optional(given, "columns", parse_names),
-        where=(given.get("where") or "").strip() or None,
+        columns=optional(by_key, "columns", parse_names),
+        where=(by_key.get("where") or "").strip() or None,
         time_zone=zone,
-        include_metadata=_value(given, "includeMetadata", parse_boolean),
+        include_metadata=_value(by_key, "includeMetadata", parse_boolean),
         starting=starting,
-        ending=optional(given, "endingOffsets", parse_ending_offsets),
+        ending=optional(by_key, "endingOffsets", parse_ending_offsets),
         from_timestamp_us=from_us,
         to_timestamp_us=to_us,
         as_of_timestamp_us=as_of_us,
-        as_of_snapshot=optional(given, "asOfSnapshot", parse_snapshot_id),
-        read_change_feed=optional(given, "readChangeFeed", parse_boolean),
-        fail_on_data_loss=_value(given, "failOnDataLoss", parse_boolean),
-        min_partitions=optional(given, "minPartitions", parse_whole_number),
-        max_split_bytes=_value(given, "maxSplitBytes", parse_bytes),
-        max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", parse_whole_number),
-        long_poll_ms=_value(given, "longPollMs", parse_long_poll_ms),
-        consumer=optional(given, "consumer", parse_consumer),
+        as_of_snapshot=optional(by_key, "asOfSnapshot", parse_snapshot_id),
+        read_change_feed=optional(by_key, "readChangeFeed", parse_boolean),
+        fail_on_data_loss=_value(by_key, "failOnDataLoss", parse_boolean),
+        min_partitions=optional(by_key, "minPartitions", parse_whole_number),
+        max_split_bytes=_value(by_key, "maxSplitBytes", parse_bytes),
+        max_offsets_per_trigger=_value(by_key, "maxOffsetsPerTrigger", parse_whole_number),
+        long_poll_ms=_value(by_key, "longPollMs", parse_long_poll_ms),
+        consumer=optional(by_key, "consumer", parse_consumer),
         skipped_snapshots=frozenset(
-            key for key in SKIP_OPTIONS if _value(given, key, parse_boolean)
+            key for key in SKIP_OPTIONS if _value(by_key, key, parse_boolean)
         ),
-        is_row_count=ROW_COUNT_MARK in given,
+        is_row_count=ROW_COUNT_MARK in by_key,
     )
 
 
 def _check_part(given: Mapping[str, str], name: TableName) -> None:
-    """Raise for options that have no meaning for this part of a table."""
+    """Raise for options without a meaning for this part of a table."""
     if name.is_iceberg:
-        own = [key for key in given if key in _BY_KEY and _BY_KEY[key].uses != ALL_USES]
-        _check_source_options(given, [_BY_KEY[key].key for key in own], name)
+        part_keys = [key for key in given if key in _BY_KEY and _BY_KEY[key].uses != ALL_USES]
+        _check_source_options(given, [_BY_KEY[key].key for key in part_keys], name)
         return
     for key in SKIP_OPTIONS:
         if key in given:
@@ -413,9 +413,7 @@ def _check_part(given: Mapping[str, str], name: TableName) -> None:
 def _check_source_options(
     given: Mapping[str, str], read_options: Iterable[str], name: TableName
 ) -> None:
-    """Raise `InvalidRequestError` for those of `read_options`, which are `given`, that are about
-    logs or our own lake tables.
-    """
+    """Raise `InvalidRequestError` for `given` options about logs or our own lake tables."""
     for key in read_options:
         if key not in _SOURCE_OPTIONS:
             raise InvalidRequestError(
@@ -432,8 +430,8 @@ def _check_source_options(
 
 def _check_conflicts(given: Mapping[str, str], *, is_bounded: bool) -> None:
     if given.get("asofsnapshot"):
-        others = ("asOfTimestamp", "endingOffsets", "endingTimestamp")
-        bad = [key for key in others if given.get(key.lower())]
+        conflicts = ("asOfTimestamp", "endingOffsets", "endingTimestamp")
+        bad = [key for key in conflicts if given.get(key.lower())]
         if bad or is_bounded:
             raise InvalidRequestError(
                 "option 'asOfSnapshot' reads a whole lake snapshot and cannot be combined with"
@@ -458,10 +456,10 @@ def optional(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T
 
 
 def as_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return keyword arguments as Spark would hand them over, which takes texts alone.
+    """Return keyword arguments as Spark would hand them over: as texts.
 
-    Booleans are in lower case, and dicts, as positions are bucket -> offset, are JSON, with their
-    table if the offsets know theirs.
+    Booleans are in lower case. Dicts, such as positions (bucket -> offset), are JSON, with the
+    table of the offsets if known.
     """
     return {key: _as_text(key, value) for key, value in options.items()}
 
@@ -471,16 +469,18 @@ def _as_text(name: str, value: Any) -> str:
         return str(value).lower()
     if not isinstance(value, Mapping):
         return str(value)
-    found, table_id = _json_value(name, value), table_of_offsets(value.values(), what=name)
-    return json.dumps(found if table_id is None else {"table_id": table_id, "offsets": found})
+    json_value, table_id = _json_value(name, value), table_of_offsets(value.values(), what=name)
+    return json.dumps(
+        json_value if table_id is None else {"table_id": table_id, "offsets": json_value}
+    )
 
 
 def _json_value(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        found = {str(key): _json_value(name, one) for key, one in value.items()}
-        if len(found) < len(value):
+        members = {str(key): _json_value(name, member) for key, member in value.items()}
+        if len(members) < len(value):
             raise InvalidRequestError(f"{name} names something twice: {value!r:.200}")
-        return found
+        return members
     # Offsets may be numpy's, whose text is that of the number.
     is_number = isinstance(value, Integral) and not isinstance(value, bool)
     return int(value) if is_number else str(value)

@@ -1,4 +1,4 @@
-"""Names as Spark's SQL and this format's options have them: in backticks, whatever is in them."""
+"""Names in backticks, with any content, as in Spark's SQL and in this format's options."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["quoted", "quoted_list"]
 
 
 def quoted(name: str) -> str:
-    """Return a name in backticks, those in it doubled."""
+    """Return a name in backticks, with doubled backticks inside."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def quoted_list(names: Iterable[str]) -> str:
-    """Return names as an option such as `columns` lists them; `parse_names` reads them again."""
+    """Return names in the notation of options like `columns`; `parse_names` reads the list."""
     return ",".join(map(quoted, names))

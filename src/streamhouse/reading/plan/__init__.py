@@ -1,1 +1,1 @@
-"""What a batch read consists of: one cut of a table over both tiers, as splits. Driver only."""
+"""The parts of a batch read: one cut of a table over both tiers, as splits. Driver only."""

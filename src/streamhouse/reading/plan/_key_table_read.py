@@ -1,12 +1,12 @@
 """Planning reads of a primary key table's rows: a lake snapshot and the changelog after it.
 
-Rows are those of the snapshot, without the versions that the tail of the changelog retracts, and
-the tail's own versions that it does not retract. The retracted set comes from the whole tail,
-whatever the read filters by; predicates prune lake files only.
+The rows are the snapshot's versions and the changelog tail's versions, without all versions
+retracted by the tail. The retracted set comes from the whole tail, whatever the filters of the
+read; predicates prune lake files only.
 
 The driver reads the tail's `__retracts` column, once a bucket, and gives every piece the offsets
-within its own bounds: eight bytes a changed row in the driver, one or two on the way. Tasks reading
-the column themselves would each read all of a bucket's tail, as many times as it has tasks.
+within the piece's bounds: eight bytes a changed row in the driver, one or two on the way. If tasks
+read the column, every task would read the whole tail of its bucket.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class _Ends:
 def plan_key_table_rows(
     client: StorageClient, state: TableState, rows: RowRequest, options: ReadOptions
 ) -> ReadPlan:
-    """Plan the table's rows, or those of `$lake`, at the state's cut or at `asOfTimestamp`.
+    """Plan the table's rows, or the rows of `$lake`, at the state's cut or at `asOfTimestamp`.
 
-    Raises `OffsetOutOfRangeError` when the log has lost changes that no lake snapshot has: the read
-    would show rows that were changed or deleted since.
+    Raises `OffsetOutOfRangeError` when the log has lost changes missing from all lake snapshots:
+    the read would show rows that were changed or deleted since.
     """
     _check_bounds(options)
     refuse_diverged(state, part=options.connection.name.part)
@@ -100,10 +100,10 @@ def plan_key_table_changes(
     output: Sequence[ScanColumn],
     since: Mapping[int, int],
 ) -> ReadPlan:
-    """Plan what became of the keys that were changed from the offsets `since` up to the cut.
+    """Plan the changes of the keys that were changed from the offsets `since` up to the cut.
 
-    Rows are the versions from then on that live at the state's cut, and every delete in between.
-    A key that has both lives. Only the log is read.
+    Rows are the later versions alive at the state's cut, and every delete in between. A key with
+    both is alive. Only the log is read.
 
     Raises `OffsetOutOfRangeError` when the log does not have all of these changes any more.
     """
@@ -126,7 +126,7 @@ def retracted_by(
     """
 
     def read(tail: OffsetRange) -> tuple[int, _Offsets]:
-        found = [np.empty(0, dtype=np.int64)]
+        parts = [np.empty(0, dtype=np.int64)]
         try:
             for batch in client.read_range(
                 str(table.path),
@@ -140,13 +140,13 @@ def retracted_by(
                 column = batch.data.column(RETRACTS_COLUMN)
                 if column.null_count < len(column):
                     values = pc.drop_null(column).cast(pa.int64())
-                    found.append(values.to_numpy(zero_copy_only=False))
+                    parts.append(values.to_numpy(zero_copy_only=False))
         except OffsetOutOfRangeError as error:
             raise OffsetOutOfRangeError(
                 f"table '{table.path}', bucket {tail.bucket}: changes [{tail.start}, {tail.end})"
                 " left the log after the table was loaded; load it again to find them in the lake"
             ) from error
-        return tail.bucket, distinct(np.concatenate(found))
+        return tail.bucket, distinct(np.concatenate(parts))
 
     ranges = list(tails)
     if not ranges:
@@ -157,7 +157,7 @@ def retracted_by(
 
 
 def _check_bounds(options: ReadOptions) -> None:
-    """Raise for bounds that choose changes, given for a read of rows."""
+    """Raise for bounds of changes in a read of rows."""
     bounds = {
         "startingOffsets": options.starting.kind != "full",
         "endingOffsets": options.ending is not None,
@@ -182,7 +182,7 @@ def _check_bounds(options: ReadOptions) -> None:
 
 
 def _tails(state: TableState, ends: _Ends) -> dict[int, OffsetRange]:
-    """Return the changes after the lake by bucket, none where there are none."""
+    """Return the changes after the lake, for the buckets with any."""
     tails = {}
     for bucket, end in sorted(ends.log.items()):
         start = ends.lake.get(bucket, 0)
@@ -215,9 +215,9 @@ def _ends(client: StorageClient, state: TableState, options: ReadOptions) -> _En
 
 
 def _ends_at(client: StorageClient, state: TableState, timestamp_us: int) -> dict[int, int]:
-    """Return by bucket the first change made at or after a time; what is below it is older.
+    """Return by bucket the first change made at or after a time; all changes below are older.
 
-    Raises `OffsetOutOfRangeError` when changes made since may be lost, so that nobody can tell.
+    Raises `OffsetOutOfRangeError` when changes since the time may be lost.
     """
     table = str(state.table.path)
     try:
@@ -236,7 +236,7 @@ def _ends_at(client: StorageClient, state: TableState, timestamp_us: int) -> dic
 def _snapshot_before(
     client: StorageClient, state: TableState, ends: Mapping[int, int]
 ) -> tuple[int | None, dict[int, int]]:
-    """Return the newest snapshot that has nothing after `ends`, and what it covers."""
+    """Return the newest snapshot without rows after `ends`, and the offsets it covers."""
     if state.lake.snapshot_id is not None:
         lake = open_lake(client.lake_catalog(), state.table, state.lake)
         for snapshot_id in reversed(lake.snapshot_ids()):

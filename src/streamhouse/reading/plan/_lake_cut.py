@@ -1,6 +1,6 @@
-"""What a read takes of the lake: one snapshot of a lake table, and offsets in the snapshot.
+"""The part of a read that comes from the lake: a snapshot of a lake table, and offsets in it.
 
-Every read of the lake opens the lake table here and finds the files of the snapshot here.
+Every read of the lake opens the lake table and finds the files of the snapshot here.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["LakeCut", "cut_lake", "open_lake"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeCut:
-    """One snapshot of an opened lake table, and the offsets that a read takes of the snapshot.
+    """A snapshot of an opened lake table, and the offsets of the snapshot that a read takes.
 
     A task opens the files with `file_properties`. `ranges` None takes all rows. With `successor_of`
-    an expired snapshot is replaced by the current snapshot of that table; `successor_covers` are
-    the offsets that the replacement must cover.
+    an expired snapshot is replaced by the current snapshot of this table; `successor_covers` are
+    the offsets covered by a valid replacement.
     """
 
     lake: LakeTable
@@ -44,7 +44,7 @@ class LakeCut:
     successor_covers: Mapping[int, int] | None = None
 
     def files(self, table: TableInfo, rows: RowRequest) -> LakeFiles:
-        """Return the files that may have requested rows."""
+        """Return the files with possible rows of the request."""
         require("lake", "reading rows that were tiered")
         from streamhouse.reading.files._pruning import LakeQuery
 
@@ -94,11 +94,11 @@ def cut_lake(
 ) -> LakeCut:
     """Return the cut of the lake at the snapshot of the state, or at `snapshot_id`.
 
-    `is_changelog` takes the full history, else the lake table is that of the state's layout.
+    `is_changelog` takes the full history, else the lake table of the state's layout is read.
 
     When another engine's maintenance expired the state's snapshot, its successor is read: `ranges`
     cut the successor to the same rows. For a primary key table only a successor with the same
-    offsets has the same rows: a later one lacks rows that were retracted since. A full history only
+    offsets has the same rows: a later snapshot lacks rows retracted since. A full history only
     grows.
 
     Raises `HistoryDivergedError` if the rows are read with the rows of the log (`is_union`), and

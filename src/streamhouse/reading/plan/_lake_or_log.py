@@ -3,9 +3,9 @@
 The decisions are pure; only `ranges_by_tier` asks the service, which turns times into offsets.
 
 Invariants:
-- an offset comes from exactly one tier: below its bucket's lake end from the lake, from it on from
-  the log
-- an offset that neither tier has is reported as lost, never skipped silently
+- an offset comes from exactly one tier: the lake below its bucket's lake end, the log from the lake
+  end on
+- an offset missing from both tiers is reported as lost, never skipped silently
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readable:
-    """What one bucket offers a read: lake rows [lake_start, lake_end), log rows [log_start, end).
+    """The readable rows of one bucket: lake rows [lake_start, lake_end), log rows [log_start, end).
 
-    `lake_end` is 0 if the lake offers none. Rows below `lake_start` were overwritten. Those below
-    `expired` have reached their time to live: they are left out, and are no loss.
+    `lake_end` is 0 without readable lake rows. Rows below `lake_start` were overwritten. Rows below
+    `expired` have reached their time to live: reads leave them out, without a loss.
     """
 
     lake_end: int
@@ -79,9 +79,9 @@ class TierRanges:
 
 
 def ranges_by_tier(client: StorageClient, state: TableState, options: ReadOptions) -> TierRanges:
-    """Return the offsets that a batch read takes of the lake and of the log.
+    """Return the offsets of a batch read in the lake and in the log.
 
-    Raises `OffsetOutOfRangeError` for requested rows that neither tier has any more.
+    Raises `OffsetOutOfRangeError` for requested rows that are gone from both tiers.
     """
     table, table_id = str(state.table.path), state.table.table_id
     buckets = readable(state, part=options.connection.name.part)
@@ -96,7 +96,7 @@ def ranges_by_tier(client: StorageClient, state: TableState, options: ReadOption
     if not tiers.log or (from_us is None and to_us is None):
         return tiers
     # The scan keeps the rows of the time. Here the log is only read where it has any.
-    begins = {bucket: wanted.start for bucket, wanted in tiers.log.items()}
+    begins = {bucket: offsets.start for bucket, offsets in tiers.log.items()}
 
     def since(timestamp_us: int | None) -> Mapping[int, int] | None:
         if timestamp_us is None:
@@ -113,8 +113,8 @@ def _refuse_lost_changes(
 ) -> None:
     """Raise `OffsetOutOfRangeError` if changes of a time or later are in neither log nor lake.
 
-    Changes that have left the log cannot be read again, but those that the full history keeps. Rows
-    of a log table that have are no rows of the table any more.
+    Only a full history keeps changes that have left the log. Rows of a log table which are gone
+    from both tiers are no rows of the table any more.
     """
     if (
         state.table.is_primary_key_table
@@ -127,20 +127,20 @@ def _refuse_lost_changes(
 
 
 def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
-    """Return what every bucket offers to a read of the table, or of one tier of it.
+    """Return the readable rows of every bucket, of the table or of one tier of it.
 
-    Of a primary key table only `$lake` counts the rows in the lake: everything else that goes by
-    offsets is its changelog, which the lake has if the table keeps its full history.
+    For a primary key table, only `$lake` counts the rows in the lake. Any other read by offsets is
+    a read of the changelog, which the lake has if the table keeps its full history.
 
-    Raises `HistoryDivergedError` for what is read of both tiers if they have other histories.
+    Raises `HistoryDivergedError` for a read of both tiers if lake and log have other histories.
     """
     refuse_diverged(state, part=part)
-    found = {}
+    by_bucket = {}
     for bucket, at in state.positions.items():
         tiered = at.tiered_offset if state.lake.snapshot_id is not None else 0
         if part == LAKE:
             end = max(tiered, at.truncated_offset)
-            found[bucket] = Readable(
+            by_bucket[bucket] = Readable(
                 lake_end=_offered(tiered, at),
                 log_start=end,
                 end=end,
@@ -148,7 +148,7 @@ def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
                 expired=at.expired_offset,
             )
         else:
-            found[bucket] = Readable(
+            by_bucket[bucket] = Readable(
                 lake_end=_lake_end(state, bucket, part),
                 log_start=at.log_start_offset,
                 end=at.high_watermark,
@@ -156,11 +156,13 @@ def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
                 # The log by itself has what `table.log.ttl` leaves there.
                 expired=0 if part == LOG else at.expired_offset,
             )
-    return found
+    return by_bucket
 
 
 def refuse_diverged(state: TableState, *, part: str) -> None:
-    """Raise `HistoryDivergedError` if lake and log have other histories, unless one is enough."""
+    """Raise `HistoryDivergedError` if lake and log have other histories, unless the read needs one
+    tier.
+    """
     if state.lake.diverged and part not in (LAKE, LOG):
         path = state.table.path
         raise HistoryDivergedError(
@@ -180,41 +182,41 @@ def _lake_end(state: TableState, bucket: int, part: str) -> int:
 
 
 def _offered(tiered: int, at: BucketPositions) -> int:
-    """Return where the lake's rows end, 0 if all of them were overwritten."""
+    """Return the end of the lake's rows, 0 if all of the rows were overwritten."""
     return tiered if tiered > at.truncated_offset else 0
 
 
 def check_asked(table: TableInfo, options: ReadOptions) -> None:
-    """Raise `TableNotFoundError` if offsets of the options are of a table that was dropped."""
+    """Raise `TableNotFoundError` if offsets of the options belong to a dropped table."""
     for name, offsets in (
         ("startingOffsets", options.starting.offsets),
         ("endingOffsets", options.ending or {}),
     ):
-        said = table_of_offsets(offsets.values(), what=f"option '{name}'")
-        if said is not None:
-            table.check_positions(offsets, table_id=said)
+        offsets_table_id = table_of_offsets(offsets.values(), what=f"option '{name}'")
+        if offsets_table_id is not None:
+            table.check_positions(offsets, table_id=offsets_table_id)
 
 
 def resolve_starts(
     starting: StartingPosition, buckets: Mapping[int, Readable], *, table: str
 ) -> dict[int, int]:
-    """Return the offset every bucket starts at; a time starts at the oldest row.
+    """Return the start offset of every bucket; a read since a time starts at the oldest row.
 
-    Raises `OffsetOutOfRangeError` for an offset above the end, `BucketNotFoundError` for a bucket
-    that does not exist. An offset below the oldest row is returned as it is: it is a loss.
+    Raises `OffsetOutOfRangeError` for an offset above the end, `BucketNotFoundError` for an unknown
+    bucket. An offset below the oldest row is returned unchanged: it is a loss.
     """
     _check_buckets(starting.offsets, buckets, table=table)
     starts = {}
     for bucket, has in sorted(buckets.items()):
-        given = starting.offsets.get(bucket, EARLIEST)
-        if given == LATEST or starting.kind == "latest":
+        offset = starting.offsets.get(bucket, EARLIEST)
+        if offset == LATEST or starting.kind == "latest":
             starts[bucket] = has.end
-        elif given == EARLIEST:
+        elif offset == EARLIEST:
             starts[bucket] = has.start
-        elif given > has.end:
-            raise _out_of_range("startingOffsets", bucket, given, has, table=table)
+        elif offset > has.end:
+            raise _out_of_range("startingOffsets", bucket, offset, has, table=table)
         else:
-            starts[bucket] = given
+            starts[bucket] = offset
     return starts
 
 
@@ -246,25 +248,25 @@ def wanted_ranges(
 
 
 def cut_by_tier(ranges: Mapping[int, OffsetRange], buckets: Mapping[int, Readable]) -> TierRanges:
-    """Cut each range at its bucket's lake end, and set aside what has left the log untiered."""
+    """Cut each range at its bucket's lake end, and set aside rows that left the log untiered."""
     lake: dict[int, OffsetRange] = {}
     log: dict[int, OffsetRange] = {}
     lost = []
-    for bucket, wanted in sorted(ranges.items()):
+    for bucket, offsets in sorted(ranges.items()):
         has = buckets[bucket]
-        if wanted.start < (overwritten := min(has.lake_start, wanted.end)):
-            lost.append(OffsetRange(bucket=bucket, start=wanted.start, end=overwritten))
-            wanted = OffsetRange(bucket=bucket, start=overwritten, end=wanted.end)
-        oldest = max(wanted.start, min(has.expired, wanted.end))
-        wanted = OffsetRange(bucket=bucket, start=oldest, end=wanted.end)
-        lake_end = min(max(has.lake_end, wanted.start), wanted.end)
-        log_start = min(max(has.log_start, lake_end), wanted.end)
-        if wanted.start < lake_end:
-            lake[bucket] = OffsetRange(bucket=bucket, start=wanted.start, end=lake_end)
+        if offsets.start < (overwritten := min(has.lake_start, offsets.end)):
+            lost.append(OffsetRange(bucket=bucket, start=offsets.start, end=overwritten))
+            offsets = OffsetRange(bucket=bucket, start=overwritten, end=offsets.end)
+        oldest = max(offsets.start, min(has.expired, offsets.end))
+        offsets = OffsetRange(bucket=bucket, start=oldest, end=offsets.end)
+        lake_end = min(max(has.lake_end, offsets.start), offsets.end)
+        log_start = min(max(has.log_start, lake_end), offsets.end)
+        if offsets.start < lake_end:
+            lake[bucket] = OffsetRange(bucket=bucket, start=offsets.start, end=lake_end)
         if lake_end < log_start:
             lost.append(OffsetRange(bucket=bucket, start=lake_end, end=log_start))
-        if log_start < wanted.end:
-            log[bucket] = OffsetRange(bucket=bucket, start=log_start, end=wanted.end)
+        if log_start < offsets.end:
+            log[bucket] = OffsetRange(bucket=bucket, start=log_start, end=offsets.end)
     return TierRanges(lake=lake, log=log, lost=lost)
 
 
@@ -301,16 +303,16 @@ def narrowed(
 
     The service's offsets for a time are exact for the log: within a bucket time never goes back.
     """
-    found = {}
-    for bucket, wanted in ranges.items():
-        start, end = wanted.start, wanted.end
+    log_ranges = {}
+    for bucket, offsets in ranges.items():
+        start, end = offsets.start, offsets.end
         if starts is not None:
             start = max(start, starts.get(bucket, start))
         if ends is not None:
             end = min(end, ends.get(bucket, end))
         if start < end:
-            found[bucket] = OffsetRange(bucket=bucket, start=start, end=end)
-    return found
+            log_ranges[bucket] = OffsetRange(bucket=bucket, start=start, end=end)
+    return log_ranges
 
 
 def _check_buckets(

@@ -1,7 +1,7 @@
-"""From one state of a table to splits: pure decisions, no file, no connection, no clock.
+"""From one state of a table to splits: pure decisions, without files, connections or clocks.
 
 Invariants:
-- every wanted offset is in exactly one piece
+- every requested offset is in exactly one piece
 - cuts fall on file, row group and offset borders, so nothing is read twice
 """
 
@@ -59,7 +59,7 @@ def lake_pieces(
     from_timestamp_us: int | None,
     to_timestamp_us: int | None,
 ) -> list[LakePiece]:
-    """Return one piece a file; rows are checked only where its bounds do not settle it."""
+    """Return one piece a file; rows are checked only where the file's bounds do not decide."""
     pieces = []
     for file in files:
         checked = None if ranges is None else _ranges_to_check(file, ranges)
@@ -97,10 +97,10 @@ def _ranges_to_check(
     start, end = file.offset_start, file.offset_end
     if file.bucket is None or start is None or end is None:
         return tuple(ranges.values())
-    wanted = ranges.get(file.bucket)
-    if wanted is None or wanted.end <= start or end <= wanted.start:
+    offsets = ranges.get(file.bucket)
+    if offsets is None or offsets.end <= start or end <= offsets.start:
         return ()
-    return None if wanted.start <= start and end <= wanted.end else (wanted,)
+    return None if offsets.start <= start and end <= offsets.end else (offsets,)
 
 
 def log_pieces(ranges: Mapping[int, OffsetRange], *, is_ordered: bool = False) -> list[LogPiece]:
@@ -118,10 +118,10 @@ def total_weight(pieces: Iterable[Piece]) -> int:
 
 
 def pack(pieces: Sequence[Piece], sizes: SplitSizes) -> list[Split]:
-    """Lay all pieces in a row and cut it into splits of equal size, at the nearest borders.
+    """Lay all pieces in a row and cut the row into splits of equal size, at the nearest borders.
 
-    A split is one stretch of the row, so a file is opened by as few tasks as possible. The same
-    pieces always make the same splits.
+    A split is one stretch of the row, which keeps the number of tasks that open a file small. The
+    same pieces always make the same splits.
     """
     weights = [_weight(piece) for piece in pieces]
     total = sum(weights)
@@ -141,8 +141,9 @@ def pack(pieces: Sequence[Piece], sizes: SplitSizes) -> list[Split]:
 
 
 def one_split_a_bucket(pieces: Sequence[Piece]) -> list[Split]:
-    """Return splits that each have all of a bucket's pieces, by offset, so that a task reads the
-    bucket's rows in order. Files that may have rows of several buckets make it one split for all.
+    """Return splits with all pieces of one bucket each, by offset, for a task to read in order.
+
+    If a file may have rows of several buckets, one split has all pieces.
     """
     by_bucket: dict[int | None, list[LakePiece | LogPiece]] = {}
     placed = [piece for piece in pieces if not isinstance(piece, RowsPiece)]
@@ -150,9 +151,9 @@ def one_split_a_bucket(pieces: Sequence[Piece]) -> list[Split]:
     for piece in placed:
         by_bucket.setdefault(None if is_mixed else piece.bucket, []).append(piece)
     splits = []
-    for found in by_bucket.values():
-        found.sort(key=_first_offset)
-        splits.append(Split(tuple(found)))
+    for bucket_pieces in by_bucket.values():
+        bucket_pieces.sort(key=_first_offset)
+        splits.append(Split(tuple(bucket_pieces)))
     return splits
 
 
@@ -173,7 +174,7 @@ def _weight(piece: Piece) -> int:
 def _cuts(
     piece: Piece, position: int, weight: int, *, total: int, count: int
 ) -> Iterator[tuple[int, Piece, int, int]]:
-    """Yield the parts of a piece that starts at `position`: split, piece, start and end."""
+    """Yield the parts of a piece at `position`: split, piece, start and end."""
     borders = _borders(piece)
     origin = borders[0]
     size = borders[-1] - origin
@@ -191,7 +192,7 @@ def _cuts(
 
 
 def _borders(piece: Piece) -> Sequence[int]:
-    """Return where a piece may be cut, its start and end included, in bytes or offsets."""
+    """Return the possible cuts of a piece, start and end included, in bytes or offsets."""
     if isinstance(piece, LakePiece):
         inside = (s for s in piece.row_group_starts if piece.start_byte < s < piece.end_byte)
         # The first row group starts after the file's magic, which belongs to it.

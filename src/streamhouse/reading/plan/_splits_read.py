@@ -49,7 +49,9 @@ def read_splits(
 def stream_splits(
     client: StorageClient, plan: ReadPlan, *, read: SplitReader = read_split
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield batches as they come, each with the number of its split; a split's are in order."""
+    """Yield batches as they come, each with the number of its split; the batches of a split are in
+    order.
+    """
     if len(plan.splits) == 1:
         for batch in read(plan.splits[0], plan.context, client=client):
             yield 0, batch
@@ -68,7 +70,7 @@ def stream_splits(
 
 
 class _Readers:
-    """Threads that each read a split, then the next one; `_slots` is how many batches may wait."""
+    """Threads that read split after split; `_slots` is the number of batches that may wait."""
 
     def __init__(
         self, client: StorageClient, plan: ReadPlan, read: SplitReader, threads: int

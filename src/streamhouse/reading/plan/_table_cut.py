@@ -1,7 +1,7 @@
 """One cut of a table, from which every way of reading makes its plan.
 
 A cut is a lake snapshot with offsets in it, and offsets of the log. The service's state of the
-table, the lake and the offsets are looked up once, before the cut; a cut asks nobody.
+table, the lake and the offsets are looked up once, before the cut; a cut sends no request.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ReadPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutPieces:
-    """The pieces of a cut, those of the lake first, and the lake files that they are of."""
+    """The pieces of a cut, first the pieces of the lake, and the lake files of the pieces."""
 
     pieces: Sequence[Piece]
     files: LakeFiles | None = None
@@ -56,10 +56,10 @@ class CutPieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCut:
-    """A table at one instant: the offsets that a read takes of its lake, and of its log.
+    """A table at one instant: the offsets of a read in the lake and in the log.
 
-    `retracted` has the offsets of versions that are not read, by bucket, ascending. With
-    `is_ordered` one task reads all log rows of a bucket, so the changes of a key keep their order.
+    `retracted` has the offsets of skipped versions by bucket, ascending. With `is_ordered` one task
+    reads all log rows of a bucket, so the changes of a key keep their order.
     """
 
     table: TableInfo
@@ -85,7 +85,7 @@ class TableCut:
         return CutPieces(pieces=pieces, files=files)
 
     def plan(self, rows: RowRequest, options: ReadOptions) -> ReadPlan:
-        """Plan the requested rows in splits of the sizes that the options ask for."""
+        """Plan the requested rows, in splits of the sizes in the options."""
         cut = self.pieces(rows)
         is_changelog = self.lake is not None and self.lake.role is LakeRole.CHANGES
         if is_changelog:
@@ -110,10 +110,10 @@ def cut_table(
     is_changelog: bool,
     is_union: bool,
 ) -> TableCut:
-    """Return the cut with exactly the offsets of `tiers`; the lake is opened if some are there.
+    """Return the cut with exactly the offsets of `tiers`; the lake is opened only for lake offsets.
 
-    With `is_changelog` the lake's rows are those of the full history. `is_union` checks that lake
-    and log have one history.
+    With `is_changelog` the lake's rows are the full history. `is_union` checks for one history of
+    lake and log.
     """
     lake = None
     if tiers.lake:

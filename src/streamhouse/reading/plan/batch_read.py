@@ -2,8 +2,8 @@
 
 One `TableState` pins everything: the lake snapshot and, from the same instant, the positions of all
 buckets. `_lake_or_log.py` decides which rows come from the lake and which from the log;
-`_table_cut.py` makes the plan. Planning asks the service again only to turn a time into offsets,
-and about commits to the lake that the service has not registered.
+`_table_cut.py` makes the plan. Planning asks the service only to turn a time into offsets, and
+about unregistered commits to the lake.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def plan_batch_read(
     options: ReadOptions,
     output: Sequence[ScanColumn],
 ) -> ReadPlan:
-    """Plan a batch read of a table, or of one tier of it, on exactly the cut of `state`."""
+    """Plan a batch read of a table, or of one tier, on exactly the cut of `state`."""
     name = options.connection.name
     if name.is_iceberg:
         return plan_source_read(client, state, options, output)
@@ -83,7 +83,7 @@ def plan_batch_read(
 
 
 def _refuse_time_before_table(state: TableState, options: ReadOptions) -> None:
-    """Raise if the table is wanted as of a time when there was none."""
+    """Raise if the read is as of a time before the creation of the table."""
     as_of_us, table = options.as_of_timestamp_us, state.table
     # Milliseconds may name the time of the first row. An adopted table has rows from before.
     if as_of_us is None or table.adopted_from or as_of_us >= table.created_at_us // 1_000 * 1_000:
@@ -101,14 +101,14 @@ def _refuse_time_before_table(state: TableState, options: ReadOptions) -> None:
 def choose_layout(
     client: StorageClient, state: TableState, rows: RowRequest, options: ReadOptions
 ) -> TableState:
-    """Return `state` as that one of the table's two lake layouts has it which reads fewer bytes.
+    """Return `state` in the lake layout of the table that needs fewer bytes.
 
-    Both have the same rows up to offsets of their own, and a union read finds the rest in the log:
-    the answer is the same, only what is read for it differs. Bytes are estimated from the sizes of
-    the files that pruning leaves and the rows of the tail.
+    Both layouts have the same rows up to their covered offsets, and a union read takes all later
+    rows from the log: the answer is the same, only the read bytes differ. Bytes are estimated from
+    the sizes of the files after pruning and the rows of the tail.
 
-    The batch layout is looked at only for reads of all rows as they are now, with a predicate on
-    columns that it is laid out by: for others it has nothing to gain.
+    The batch layout is considered only for reads of all current rows with a predicate on columns of
+    the layout: other reads gain nothing.
     """
     layout = state.table.descriptor.batch_layout()
     in_batch = state.in_batch_layout()
@@ -142,7 +142,7 @@ def _reads_all_rows(options: ReadOptions) -> bool:
 
 
 def _has_whole_tail(state: TableState) -> bool:
-    """Whether the log has every row that the layout lacks; switched-off lakes lose some."""
+    """Whether the log has every row missing from the layout; a switched-off lake loses rows."""
     return all(
         at.log_start_offset <= max(at.tiered_offset, at.first_offset)
         for at in state.positions.values()

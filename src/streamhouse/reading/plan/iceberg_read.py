@@ -1,7 +1,7 @@
 """Reading any table of the service's Iceberg catalog, whoever wrote it: `db.table$iceberg`.
 
-A `TableState` pins a snapshot, as one does for a table of the service; the table in it has the
-Iceberg table's columns under their own field ids, and no log.
+A `TableState` pins a snapshot, as for a table of the service; its table has the Iceberg table's
+columns under their own field ids, and no log.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def open_source(client: StorageClient, name: TableName) -> SourceTable:
 def source_state(
     client: StorageClient, name: TableName, *, columns: Collection[str] | None
 ) -> TableState:
-    """Pin the Iceberg table's current snapshot and its schema.
+    """Pin the Iceberg table's current snapshot and schema.
 
-    Raises `UnsupportedError` if one of `columns` (None: all) cannot be read.
+    Raises `UnsupportedError` if a column of `columns` (None: all) is unreadable.
     """
     source = open_source(client, name)
     for column in columns or ():

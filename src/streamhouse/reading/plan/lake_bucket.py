@@ -1,6 +1,6 @@
-"""All rows of one bucket of a primary key table as the lake has them, without Spark or a service.
+"""All rows of one bucket of a primary key table from the lake, without Spark or a service.
 
-For a service that has lost its rows by key: each comes with the offset it was written at.
+A service without its rows by key reads the rows and offsets here.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["lake_bucket_rows"]
 def lake_bucket_rows(
     catalog: LakeCatalog, table: TableInfo, lake: LakeState, bucket: int
 ) -> LakeBucket:
-    """Return the rows of a bucket as the lake table that `lake` describes has them.
+    """Return the rows of a bucket from the lake table described by `lake`.
 
     Batches have the table's columns, then `__offset`; one row group is in memory at a time. If the
-    snapshot of `lake` was expired the current one is read, up to its own offset. Raises
-    `SnapshotNotFoundError` if the lake table is gone or is another one.
+    snapshot of `lake` was expired, the current snapshot is read up to its own offset. Raises
+    `SnapshotNotFoundError` if the lake table is gone or replaced.
     """
     opened = open_lake(catalog, table, lake)
     snapshot_id, end = lake.snapshot_id, lake.tiered_offsets[bucket]

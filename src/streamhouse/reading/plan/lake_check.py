@@ -1,4 +1,4 @@
-"""Whether a table's lake is the one that the service registered, and whole."""
+"""Whether a table's lake is whole, and is the lake registered by the service."""
 
 from __future__ import annotations
 
@@ -44,18 +44,22 @@ def lake_problems(
     fingerprints: Fingerprints,
     read_rows: bool,
 ) -> list[str]:
-    """Return what is wrong with the lake tables of a table that was tiered, a sentence each.
+    """Return the problems of the lake tables of a tiered table, a sentence each.
 
-    Always: the table, its snapshot and its tiered offsets, that they are of the log with these
-    `fingerprints`, and that each file has its size. With `read_rows` also that no row is there
-    twice, of log tables that none is missing but those that have reached `table.datalake.ttl` or,
-    if it has deleted any, those of another engine, and that those of a bucket in `key_offsets` are
-    exactly these. The same of the batch layout, and of the full history, which has every change.
+    The check always covers the table, its snapshot, its tiered offsets, the `fingerprints` of the
+    log, and the size of each file. With `read_rows` it also covers the rows:
+
+    - no row is in the lake twice
+    - a log table lacks only rows that have reached `table.datalake.ttl`, or were deleted by another
+      engine
+    - a bucket in `key_offsets` has exactly these rows
+
+    The batch layout and the full history, which has every change, are checked in the same way.
     """
     expected = key_offsets if read_rows else None
     problems = _problems(catalog, table, lake, log_ends, expected, fingerprints)
     if lake.batch is not None:
-        found = _side_problems(
+        side_problems = _side_problems(
             catalog,
             table,
             lake.batch,
@@ -66,7 +70,7 @@ def lake_problems(
             lasting=_lasting(key_offsets, lake.batch.tiered_offsets, lake.tiered_offsets),
             expired_offsets=lake.expired_offsets,
         )
-        problems += [f"batch layout: {problem}" for problem in found]
+        problems += [f"batch layout: {problem}" for problem in side_problems]
     if lake.changelog is not None:
         ends = lake.changelog.tiered_offsets
         behind = [b for b, end in lake.tiered_offsets.items() if ends.get(b, 0) < end]
@@ -74,26 +78,27 @@ def lake_problems(
             problems.append(f"bucket {behind[0]}: the full history is behind the rows")
         every = {(bucket, end): np.arange(end) for bucket, end in ends.items()}
         expected = every if read_rows else None
-        found = _side_problems(
+        side_problems = _side_problems(
             catalog, table, lake.changelog, log_ends, expected, fingerprints, LakeRole.CHANGES
         )
-        problems += [f"full history: {problem}" for problem in found]
+        problems += [f"full history: {problem}" for problem in side_problems]
     return problems
 
 
 def _lasting(
     key_offsets: LakeOffsets, ends: Mapping[int, int], rows_ends: Mapping[int, int]
 ) -> LakeOffsets:
-    """Return what a batch layout that covers `ends` must have, whatever else it may have.
+    """Return the rows that a batch layout with the offsets `ends` must have; others may be present.
 
-    What came to it from the rows' own lake table came without what had gone there by then.
+    Rows that were replaced in the rows' own lake table before the layout read it never reached the
+    layout.
     """
-    found = {}
+    lasting = {}
     for bucket, end in ends.items():
         later = key_offsets.get((bucket, rows_ends[bucket]))
         if later is not None and end < rows_ends[bucket]:
-            found[bucket, end] = later[later < end]
-    return found
+            lasting[bucket, end] = later[later < end]
+    return lasting
 
 
 def _side_problems(
@@ -171,15 +176,21 @@ def _offset_problems(opened: LakeTable, lake: LakeState, log_ends: Mapping[int, 
 def _history_problems(
     opened: LakeTable, table: TableInfo, role: LakeRole, fingerprints: Fingerprints
 ) -> list[str]:
-    """Compare each snapshot of tiering with the log; of a bucket the first that differs is said."""
-    said: dict[int, dict[int, str]] = {}
+    """Compare each snapshot of tiering with the log; report a bucket's first difference."""
+    lake_fingerprints: dict[int, dict[int, str]] = {}
     for covered in opened.histories(table.table_id, role):
         for bucket, fingerprint in covered.fingerprints.items():
-            said.setdefault(bucket, {})[covered.tiered_offsets.get(bucket, 0)] = fingerprint
+            lake_fingerprints.setdefault(bucket, {})[covered.tiered_offsets.get(bucket, 0)] = (
+                fingerprint
+            )
     problems = []
-    for bucket, by_offset in sorted(said.items()):
-        own = fingerprints(bucket, by_offset)
-        odd = [end for end in sorted(by_offset) if own.get(end, by_offset[end]) != by_offset[end]]
+    for bucket, by_offset in sorted(lake_fingerprints.items()):
+        log_fingerprints = fingerprints(bucket, by_offset)
+        odd = [
+            end
+            for end in sorted(by_offset)
+            if log_fingerprints.get(end, by_offset[end]) != by_offset[end]
+        ]
         if odd:
             problems.append(
                 f"bucket {bucket}: the lake has other rows below offset {odd[0]} than the log: an"
@@ -205,10 +216,10 @@ def _file_problems(
         ranges=ranges,
         successor_of=table,
     )
-    found = cut.files(table, RowRequest())
+    lake_files = cut.files(table, RowRequest())
     filesystem = LakeFilesystem(cut.file_properties)
     problems = []
-    for file in found.files:
+    for file in lake_files.files:
         try:
             with filesystem.open_parquet(file.path, file_bytes=file.file_bytes) as opened_file:
                 rows = opened_file.metadata.num_rows
@@ -236,26 +247,26 @@ def _row_problems(
         if len(twice):
             problems.append(f"bucket {bucket}: offset {twice[0]} is in the lake more than once")
         start = max(lake.truncated_offsets.get(bucket, 0), lake.expired_offsets.get(bucket, 0))
-        found = distinct(offsets[offsets >= start])
+        live_offsets = distinct(offsets[offsets >= start])
         row_count = max(0, end - start)
         if (
             not table.is_primary_key_table
-            and len(found) != row_count
-            and not (len(found) < row_count and _may_lack_rows(catalog, table))
+            and len(live_offsets) != row_count
+            and not (len(live_offsets) < row_count and _may_lack_rows(catalog, table))
         ):
             problems.append(
-                f"bucket {bucket}: the lake has {len(found)} of the {row_count} rows below its"
-                " tiered offset"
+                f"bucket {bucket}: the lake has {len(live_offsets)} of the {row_count} rows below"
+                " its tiered offset"
             )
         # A successor of an expired snapshot may cover more than what is known of.
-        wanted = expected.get((bucket, end))
-        if wanted is not None:
+        expected_offsets = expected.get((bucket, end))
+        if expected_offsets is not None:
             for odd, problem in (
                 (
-                    np.setdiff1d(lasting.get((bucket, end), wanted), offsets),
+                    np.setdiff1d(lasting.get((bucket, end), expected_offsets), offsets),
                     "that it must have are missing",
                 ),
-                (np.setdiff1d(offsets, wanted), "that it has were replaced or deleted"),
+                (np.setdiff1d(offsets, expected_offsets), "that it has were replaced or deleted"),
             ):
                 if len(odd):
                     problems.append(
@@ -266,5 +277,5 @@ def _row_problems(
 
 
 def _may_lack_rows(catalog: LakeCatalog, table: TableInfo) -> bool:
-    """Whether another engine has deleted rows of a log table, which it may."""
+    """Whether another engine has deleted rows of a log table, which is allowed."""
     return open_lake_table(catalog, str(table.path)).was_changed_outside(table)

@@ -1,13 +1,13 @@
 """The rows of a service's tables that have left the log, bucket by bucket in the order of offsets.
 
-For a service whose readers go by offsets, and go on below where the log begins: it implements
-`core/model/lake/older_rows.py`. A lake table is planned once for all its buckets and for
-as long as that plan has the wanted offsets; a cursor keeps its files open from read to read.
+For readers by offsets which continue below the start of the log: the module implements
+`core/model/lake/older_rows.py`. A plan covers all buckets of a lake table and is kept while it has
+the requested offsets; a cursor keeps its files open from read to read.
 
-Of a log table that is the rows' own lake table, of a primary key table its full history. Every
-later snapshot of either has the same rows at the same offsets, less those that have reached their
-time to live or were deleted there. So a plan stays right while its files exist; when one is gone,
-the plan is forgotten and the next cursor makes another.
+For a log table the rows come from its lake table, for a primary key table from its full history.
+Every later snapshot has the same rows at the same offsets, less expired and deleted rows. So a plan
+stays right while its files exist; when a file is gone, the plan is forgotten and the next cursor
+makes a new plan.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Plan:
 
 
 class IcebergHistory(LakeHistory):
-    """The history that the lake tables of one catalog have. Thread-safe."""
+    """The history in the lake tables of a catalog. Thread-safe."""
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class IcebergHistory(LakeHistory):
         rows = self.rows(replace(plan, context=context), bucket, offset)
         try:
             # Within a bucket time never goes back: the first such row is the answer.
-            found = rows.read(rows_max=1, bytes_max=1)
+            batch = rows.read(rows_max=1, bytes_max=1)
         except SnapshotNotFoundError:
             self.forget(_key(table), plan)
             raise
         finally:
             rows.close()
-        if found is None:
+        if batch is None:
             return None
-        return WrittenAt(*(int(integer_values(column)[0]) for column in found.columns))
+        return WrittenAt(*(int(integer_values(column)[0]) for column in batch.columns))
 
     def rows(self, plan: _Plan, bucket: int, offset: int) -> OrderedRows:
         """Return the planned rows of a bucket from `offset` on, from the context's time on."""
@@ -135,13 +135,15 @@ class IcebergHistory(LakeHistory):
             and (since is None or file.timestamp_max_us is None or file.timestamp_max_us >= since)
         ]
         end = plan.ends.get(bucket, 0)
-        wanted = OffsetRange(bucket=bucket, start=min(offset, end), end=end)
-        pieces = lake_pieces(files, {bucket: wanted}, from_timestamp_us=since, to_timestamp_us=None)
+        offsets = OffsetRange(bucket=bucket, start=min(offset, end), end=end)
+        pieces = lake_pieces(
+            files, {bucket: offsets}, from_timestamp_us=since, to_timestamp_us=None
+        )
         return OrderedRows(
             self._filesystem,
             pieces,
             plan.context,
-            wanted,
+            offsets,
             files_open_max=self._files_open_max,
             window_rows=self._window_rows,
         )
@@ -153,13 +155,13 @@ class IcebergHistory(LakeHistory):
                 del self._plans[key]
 
     def _plan(self, table: TableInfo, lake: LakeState, bucket: int, offset: int) -> _Plan:
-        """Return a plan that has rows of the bucket at `offset`, if the lake has any."""
+        """Return a plan with rows of the bucket at `offset`, if the lake has any."""
         key = _key(table)
         with self._lock:
-            known = self._plans.get(key)
-            if known is not None and offset < known.ends.get(bucket, 0):
+            cached = self._plans.get(key)
+            if cached is not None and offset < cached.ends.get(bucket, 0):
                 self._plans.move_to_end(key)
-                return known
+                return cached
         # Two threads may both make one: that is rare, and the later is as good.
         plan = _planned(self._catalog, table, lake)
         with self._lock:
@@ -213,17 +215,17 @@ class IcebergCursor:
     def read(self, *, rows_max: int, bytes_max: int) -> OlderRows:
         """See `OlderRowsCursor.read`."""
         try:
-            found = self._rows.read(rows_max=rows_max, bytes_max=bytes_max)
+            batch = self._rows.read(rows_max=rows_max, bytes_max=bytes_max)
         except SnapshotNotFoundError:
             self._history.forget(self._key, self._plan)
             raise
-        if found is None:
+        if batch is None:
             schema = self._plan.context.output_schema
-            found = pa.RecordBatch.from_pylist([], schema=schema)
+            batch = pa.RecordBatch.from_pylist([], schema=schema)
         return OlderRows(
-            rows=_as_logged(found.select(self._columns), table=self._plan.context.table),
-            offsets=integer_values(found.column(OFFSET_COLUMN)),
-            timestamps_us=integer_values(found.column(TIMESTAMP_COLUMN)).astype(np.int64),
+            rows=_as_logged(batch.select(self._columns), table=self._plan.context.table),
+            offsets=integer_values(batch.column(OFFSET_COLUMN)),
+            timestamps_us=integer_values(batch.column(TIMESTAMP_COLUMN)).astype(np.int64),
             next_offset=self._rows.next_offset,
         )
 
@@ -262,11 +264,13 @@ def _planned(catalog: LakeCatalog, table: TableInfo, lake: LakeState) -> _Plan:
         successor_of=table,
     )
     rows = RowRequest(output=_output(table), batch_rows=BATCH_ROWS)
-    found = cut.files(table, rows)
-    context = scan_context(table, rows, files=found, lake_is_changelog=role is LakeRole.CHANGES)
+    lake_files = cut.files(table, rows)
+    context = scan_context(
+        table, rows, files=lake_files, lake_is_changelog=role is LakeRole.CHANGES
+    )
     covered = opened.covered(table.table_id, role)
     ends = dict(registered.tiered_offsets)
-    return _Plan(context=context, ends=ends, files=found.files, covered=covered)
+    return _Plan(context=context, ends=ends, files=lake_files.files, covered=covered)
 
 
 def _output(table: TableInfo) -> tuple[ScanColumn, ...]:

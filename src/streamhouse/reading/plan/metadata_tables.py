@@ -114,20 +114,20 @@ def _snapshots(client: StorageClient, state: TableState) -> list[dict[str, Any]]
     if state.lake.snapshot_id is None:
         return []
     rows = []
-    for found in open_lake(client.lake_catalog(), state.table, state.lake).snapshots():
-        offsets = json.loads(found["tiered_offsets"] or "null")
+    for snapshot in open_lake(client.lake_catalog(), state.table, state.lake).snapshots():
+        offsets = json.loads(snapshot["tiered_offsets"] or "null")
         rows.append(
             {
-                "snapshot_id": found["snapshot_id"],
-                "parent_snapshot_id": found["parent_snapshot_id"],
-                "committed_at": found["committed_at_ms"] * 1_000,
-                "operation": found["operation"],
-                "is_current": found["is_current"],
-                "is_readable_tier": found["snapshot_id"] == state.lake.snapshot_id,
+                "snapshot_id": snapshot["snapshot_id"],
+                "parent_snapshot_id": snapshot["parent_snapshot_id"],
+                "committed_at": snapshot["committed_at_ms"] * 1_000,
+                "operation": snapshot["operation"],
+                "is_current": snapshot["is_current"],
+                "is_readable_tier": snapshot["snapshot_id"] == state.lake.snapshot_id,
                 "tiered_offsets": None
                 if offsets is None
                 else sorted((int(b), int(end)) for b, end in offsets.items()),
-                "summary": sorted(found["properties"].items()),
+                "summary": sorted(snapshot["properties"].items()),
             }
         )
     return rows
@@ -144,7 +144,7 @@ def _files(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
         snapshot_id=state.lake.snapshot_id,
         successor_of=state.table,
     )
-    found = cut.files(state.table, RowRequest())
+    lake_files = cut.files(state.table, RowRequest())
     return [
         {
             "path": file.path,
@@ -158,7 +158,7 @@ def _files(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
             "max_timestamp": file.timestamp_max_us,
             "delete_files": len(file.deletes),
         }
-        for file in found.files
+        for file in lake_files.files
     ]
 
 
@@ -168,26 +168,26 @@ def _history(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
             "kind": "snapshot",
-            "at": found["committed_at"],
-            "operation": found["operation"],
+            "at": entry["committed_at"],
+            "operation": entry["operation"],
             "status": str(TransactionStatus.COMMITTED),
-            "snapshot_id": found["snapshot_id"],
+            "snapshot_id": entry["snapshot_id"],
         }
-        for found in _snapshots(client, state)
+        for entry in _snapshots(client, state)
     ]
-    for found in reversed(transactions):
-        ended_us = found["timestamp_us"]
+    for entry in reversed(transactions):
+        ended_us = entry["timestamp_us"]
         rows.append(
             {
                 "kind": "transaction",
-                "at": found["begun_timestamp_us"] if ended_us is None else ended_us,
-                "operation": found["operation"],
-                "status": found["status"],
-                "row_count": found["row_count"],
-                "app_id": found["app_id"],
-                "app_version": found["version"],
-                "transaction_id": found["transaction_id"],
-                "reason": found["reason"] or None,
+                "at": entry["begun_timestamp_us"] if ended_us is None else ended_us,
+                "operation": entry["operation"],
+                "status": entry["status"],
+                "row_count": entry["row_count"],
+                "app_id": entry["app_id"],
+                "app_version": entry["version"],
+                "transaction_id": entry["transaction_id"],
+                "reason": entry["reason"] or None,
             }
         )
     return sorted(rows, key=lambda row: int(row["at"]))

@@ -1,9 +1,9 @@
-"""Planning how many rows a read has: from positions and manifests where they tell exactly.
+"""Planning how many rows a read has: from positions and manifests where these are exact.
 
-Offsets of a log are dense, and a manifest knows how many rows a file has. So the rows of a piece
-that is wanted as a whole need not be read. All others are counted by tasks that read one narrow
-column: rows cut off by offsets or times, deleted rows, changes of a table with a primary key, and
-whatever a predicate chooses from.
+Offsets of a log are dense, and a manifest has the row count of a file. So a piece which is read as
+a whole is counted without reading. Tasks count the remaining rows by reading a narrow column: rows
+cut off by offsets or times, deleted rows, changes of a table with a primary key, and the rows of a
+predicate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNCUT: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCountPlan:
-    """A read has `row_count` rows, and those of the splits."""
+    """A read has `row_count` rows, and the rows of the splits."""
 
     context: ScanContext
     row_count: int
@@ -57,7 +57,7 @@ def plan_row_count(client: StorageClient, state: TableState, options: ReadOption
 
 
 def exact_rows(piece: Piece, context: ScanContext) -> int | None:
-    """Return how many rows of a piece a read has, or None if only reading them tells."""
+    """Return the row count of a piece, or None if only reading the piece tells."""
     if context.predicate is not None:
         return None
     if isinstance(piece, LogPiece):

@@ -1,4 +1,4 @@
-"""What a read asks for: a table's rows, its changes, or only its upserts, and of which columns.
+"""The request of a read: a table's rows, changes or upserts, and the columns.
 
 A stream of a primary key table is a stream of changes, unless `readChangeFeed` says otherwise.
 """
@@ -54,7 +54,7 @@ def batch_form(table: TableInfo, name: TableName) -> RowForm:
 
 
 def stream_form(table: TableInfo, options: ReadOptions, output: Sequence[ScanColumn]) -> RowForm:
-    """Return what a stream yields; raises `InvalidRequestError` if it must say, and does not."""
+    """Return the form of a stream; raises `InvalidRequestError` for a missing option."""
     name, feed = options.connection.name, options.read_change_feed
     has_change_type = any(column.name == CHANGE_TYPE_COLUMN for column in output)
     if batch_form(table, name) is RowForm.CHANGES:
@@ -84,7 +84,7 @@ def stream_form(table: TableInfo, options: ReadOptions, output: Sequence[ScanCol
 
 
 def shape_columns(table: TableInfo, shape: ShapeOptions) -> tuple[ScanColumn, ...]:
-    """Return the columns of a read whose `.schema(...)` nobody gave."""
+    """Return the columns of a read without `.schema(...)`."""
     name, columns, feed = shape.connection.name, shape.columns, shape.read_change_feed
     if feed is None:
         feed = shape.is_stream and table.is_primary_key_table and not name.part
@@ -143,7 +143,7 @@ def stream_request(
 
 
 def row_request(table: TableInfo, options: ReadOptions, output: Sequence[ScanColumn]) -> RowRequest:
-    """Return what the options of a read ask for, without bounds of time."""
+    """Return the request of a read's options, without bounds of time."""
     predicate = None
     if options.where is not None:
         # Only the driver parses: executors must not need, nor wait for, the SQL parser.

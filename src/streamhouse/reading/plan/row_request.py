@@ -1,4 +1,4 @@
-"""What a read asks of a table, whichever tier the rows are in."""
+"""The request of a read, whichever tier the rows are in."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["RowRequest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRequest:
-    """The columns of a read, and the conditions that its rows meet.
+    """The columns of a read, and the conditions on its rows.
 
-    Rows have `from_timestamp_us <= __timestamp < to_timestamp_us`, where there are bounds. Of
-    changes only those of `change_types` are read, None means all. `endpoint` and `token` are of the
-    service that has the log.
+    Rows have `from_timestamp_us <= __timestamp < to_timestamp_us`, where a bound is set. Of changes
+    only the types in `change_types` are read, None means all. `endpoint` and `token` are of the
+    service with the log.
     """
 
     output: tuple[ScanColumn, ...] = ()

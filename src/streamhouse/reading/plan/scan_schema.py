@@ -1,4 +1,4 @@
-"""Which columns a read returns, which it reads only to filter by, and how rows are described."""
+"""The columns that a read returns, the columns read only to filter, and the schema of the rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SYSTEM_COLUMNS = tuple(
 
 
 def change_type_column(*, has_changelog: bool) -> ScanColumn:
-    """Return `__change_type`; a row in the lake was appended, or is one of a table with keys."""
+    """Return `__change_type`; a lake row is an append, or an insert into a table with keys."""
     return ScanColumn(
         name=CHANGE_TYPE_COLUMN,
         type=pa.string(),
@@ -63,27 +63,31 @@ def output_columns(
     table: str,
     change_type: ScanColumn | None = None,
 ) -> tuple[ScanColumn, ...]:
-    """Return the columns of the result: those named, else all, then the metadata columns if wanted.
+    """Return the columns of the result: the named columns, else all, then requested metadata
+    columns.
 
-    Names are matched as Spark does, without case where none matches exactly. Metadata columns may
-    be named too. `change_type` is the column that follows the table's own, if the read has it.
+    Names are matched as Spark does, without case where no column matches exactly. Metadata columns
+    may be named, too. `change_type` is the column after the table's own, if the read has it.
     """
-    own = [*map(_user_column, schema.columns), *([] if change_type is None else [change_type])]
-    everything = [*own, *SYSTEM_COLUMNS]
+    table_columns = [
+        *map(_user_column, schema.columns),
+        *([] if change_type is None else [change_type]),
+    ]
+    everything = [*table_columns, *SYSTEM_COLUMNS]
     if columns is None:
-        return tuple(everything if include_metadata else own)
-    found = [_resolve(name, everything, table=table) for name in columns]
+        return tuple(everything if include_metadata else table_columns)
+    output = [_resolve(name, everything, table=table) for name in columns]
     if include_metadata:
-        found += [column for column in SYSTEM_COLUMNS if column not in found]
-    return tuple(found)
+        output += [column for column in SYSTEM_COLUMNS if column not in output]
+    return tuple(output)
 
 
 def check_types(
     output: Sequence[ScanColumn], wanted: pa.Schema, *, table: str, is_loaded: bool = False
 ) -> None:
-    """Raise `SchemaMismatchError` if a column is of another type than Spark asks for.
+    """Raise `SchemaMismatchError` if a column has another type than Spark asks for.
 
-    It asks for what `.schema(...)` says, or for what the table had when it `is_loaded`.
+    Spark asks for the types in `.schema(...)`, or for the table's types when the table `is_loaded`.
     """
     for column, field in zip(output, wanted, strict=True):
         if not _same_type(column.type, field.type):
@@ -109,7 +113,7 @@ def scan_context(
     lake_snapshot_id: int | None = None,
     lake_is_changelog: bool = False,
 ) -> ScanContext:
-    """Return what all splits of a read share, once it is known which lake `files` are read.
+    """Return the values shared by all splits of a read; `files` are the lake files of the read.
 
     `name` stands for the table in messages. The lake's own schema gives the columns' field ids.
     """

@@ -1,7 +1,7 @@
-"""Reading a table without Spark: all at once, batch after batch, or only how many rows it has.
+"""Reading a table without Spark: all at once, batch after batch, or only the number of rows.
 
-A `PinnedTable` is a table as it was at one instant. All that is read of it, however often, has the
-rows of that instant.
+A `PinnedTable` is a table at one instant. All reads of it, however many, have the rows of the
+instant.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ the process until then."""
 
 @dataclass(frozen=True, slots=True)
 class PinnedTable:
-    """A table, or a part of it, at one instant, with the options of its reads."""
+    """A table, or a part of a table, at one instant, with the options of the reads."""
 
     client: StorageClient
     options: ReadOptions
@@ -99,12 +99,11 @@ class PinnedTable:
         )
 
     def changes_since(self, ends: Mapping[int, int]) -> pa.Table:
-        """Read what became of the keys that were changed from the offsets `ends` on.
+        """Read the changes of the keys that were changed from the offsets `ends` on.
 
-        Rows are those of the table that are newer, and the deleted ones, which `__change_type` as
-        the last column tells apart; a key that is among both is in the table. It is for tables
-        with a primary key, and reads nothing but the log: `OffsetOutOfRangeError` says that it has
-        not all changes any more.
+        Rows are the table's newer rows and the deleted rows, which differ by `__change_type`, the
+        last column; a key with both is in the table. For tables with a primary key. Only the log is
+        read: `OffsetOutOfRangeError` says that the log does not have all changes any more.
         """
         assert self.options.columns is not None, "which columns are told"
         output = table_columns(
@@ -119,7 +118,7 @@ class PinnedTable:
         )
 
     def batches(self) -> Generator[pa.RecordBatch]:
-        """Plan now, and return what yields the rows, in no particular order."""
+        """Plan now, and return a generator of the rows, in no particular order."""
         if (described := self.metadata) is not None:
             return (batch for batch in described.to_batches())
         few_bytes = min(self.options.max_split_bytes, _SPLIT_BYTES_MAX)
@@ -133,13 +132,13 @@ def read_table(client: StorageClient, options: ReadOptions) -> pa.Table:
 
 
 def count_rows(client: StorageClient, options: ReadOptions) -> int:
-    """Count the rows of a read; only those are read of which nothing else tells their number."""
+    """Count the rows of a read; a row is read only if nothing else gives its number."""
     table = PinnedTable.of(client, options)
     if (described := table.metadata) is not None:
         return int(described.num_rows)
     counted = plan_row_count(client, table.state, options)
-    rest = ReadPlan(context=counted.context, splits=counted.splits)
-    read = sum(int(batch.num_rows) for _, batch in stream_splits(client, rest))
+    uncounted = ReadPlan(context=counted.context, splits=counted.splits)
+    read = sum(int(batch.num_rows) for _, batch in stream_splits(client, uncounted))
     return counted.row_count + read
 
 
@@ -167,11 +166,12 @@ def _first(batches: Generator[pa.RecordBatch], limit: int) -> Generator[pa.Recor
 class TableScan:
     """A table's rows as they come, in bounded memory: used as a `pyarrow.RecordBatchReader`.
 
-    What takes Arrow streams takes it: pyarrow, DuckDB, Polars, pandas. Rows come once. Closing it
-    early, also by leaving a `with`, ends all reading at once; closing it again does nothing.
+    All libraries that take Arrow streams take a scan: pyarrow, DuckDB, Polars, pandas. Rows come
+    once. Closing a scan early, also by leaving a `with`, ends all reading at once; closing again
+    does nothing.
 
-    It is no `pyarrow.RecordBatchReader` itself because that one, closed, would keep the rows that
-    were read ahead. `pyarrow.RecordBatchReader.from_stream(scan)` makes one of it.
+    A scan is no `pyarrow.RecordBatchReader`, because a closed `RecordBatchReader` would keep the
+    rows read ahead. `pyarrow.RecordBatchReader.from_stream(scan)` makes a reader of a scan.
     """
 
     def __init__(self, schema: pa.Schema, batches: Generator[pa.RecordBatch]) -> None:
@@ -197,11 +197,11 @@ class TableScan:
         return next(self._batches)
 
     def read_all(self) -> pa.Table:
-        """Return all rows that are left as one table."""
+        """Return all remaining rows as one table."""
         return pa.Table.from_batches(self, schema=self._schema)
 
     def read_pandas(self, **options: Any) -> Any:
-        """Return all rows that are left as a pandas DataFrame; `options` as `to_pandas` has."""
+        """Return all remaining rows as a pandas DataFrame; `options` are those of `to_pandas`."""
         return self.read_all().to_pandas(**options)
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class TableScan:
         self.close()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Return the rows that are left as a stream of Arrow's C interface."""
+        """Return the remaining rows as a stream of Arrow's C interface."""
         reader = pa.RecordBatchReader.from_batches(self._schema, self)
         return reader.__arrow_c_stream__(requested_schema)
 

@@ -3,8 +3,8 @@
 Invariants:
 - every row group belongs to exactly one of the byte ranges a file is cut into
 - memory is one row group's compressed columns and one decoded batch, whatever the file's size
-- columns are found by field id, so a renamed column is read and a missing one is null; those of a
-  file without ids by the table's name mapping
+- columns are found by field id, so a renamed column is read and a missing column is null; columns
+  of a file without ids are found by the table's name mapping
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def read_lake_piece(
 
 @contextlib.contextmanager
 def gone_files(context: ScanContext) -> Iterator[None]:
-    """Raise `SnapshotNotFoundError` where a file that is read in the block is missing."""
+    """Raise `SnapshotNotFoundError` where a file read in the block is missing."""
     try:
         yield
     except StorageFailedError as error:
@@ -102,9 +102,9 @@ def gone_files(context: ScanContext) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How the wanted columns lie in one file: each with its name there, or None.
+    """The places of the requested columns in one file: each with its name there, or None.
 
-    `renamed` has the names inside those nested columns that the table calls otherwise.
+    `renamed` has the file's names inside nested columns whose names differ in the table.
     """
 
     columns: tuple[tuple[ScanColumn, str | None], ...]
@@ -124,20 +124,20 @@ class _Layout:
         schema = file.schema_arrow
         in_file = FileColumns.of_file(schema, piece.name_mapping, path=piece.path)
         places = [(column, in_file.position(column.field_id, column.name)) for column in wanted]
-        found = [(column, None if at is None else schema.names[at]) for column, at in places]
+        columns = [(column, None if at is None else schema.names[at]) for column, at in places]
         renamed = {
             column.name: names
             for column, at in places
             if at is not None and is_renaming(names := in_file.names_inside(at))
         }
-        return cls(tuple(found), renamed, piece.constants, piece.path, context.table)
+        return cls(tuple(columns), renamed, piece.constants, piece.path, context.table)
 
     def name_of(self, column: ScanColumn) -> str | None:
         """Return the column's name in this file, or None."""
         return next((name for c, name in self.columns if c.name == column.name), None)
 
     def read(self, file: pq.ParquetFile, group: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield one row group's rows as batches of exactly the wanted columns and types."""
+        """Yield one row group's rows as batches of exactly the requested columns and types."""
         metadata = file.metadata.row_group(group)
         row_bytes = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
         rows = max(1, min(batch_rows, _BATCH_BYTES_MAX // row_bytes))
@@ -186,7 +186,7 @@ class _Layout:
 
 
 def _row_groups(metadata: pq.FileMetaData, piece: LakePiece) -> Iterator[tuple[int, int]]:
-    """Yield (row group, position of its first row) of the groups that start in the piece."""
+    """Yield (row group, position of its first row) for the groups which start in the piece."""
     first_row = 0
     for group in range(metadata.num_row_groups):
         info = metadata.row_group(group)
@@ -210,7 +210,7 @@ def _may_hold_rows(
     layout: _Layout,
     context: ScanContext,
 ) -> bool:
-    """Return False when statistics prove that no row of the group is wanted."""
+    """Return False when statistics prove that the group has no requested row."""
     if piece.ranges is not None:
         name = layout.name_of(context.offset_column)
         bounds = None if name is None else integer_range(metadata.row_group(group), name)
@@ -246,9 +246,11 @@ def _mask(
         buckets = integer_values(batch.column(context.bucket_column.name))
         offsets = integer_values(batch.column(context.offset_column.name))
         inside = np.zeros(batch.num_rows, dtype=np.bool_)
-        for wanted in piece.ranges:
+        for offset_range in piece.ranges:
             inside |= (
-                (buckets == wanted.bucket) & (wanted.start <= offsets) & (offsets < wanted.end)
+                (buckets == offset_range.bucket)
+                & (offset_range.start <= offsets)
+                & (offsets < offset_range.end)
             )
         keep &= inside
     for retracted in piece.retracted:

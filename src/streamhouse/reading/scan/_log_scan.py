@@ -1,7 +1,7 @@
 """Reading a piece of the log on an executor: exactly its offsets, as batches of scan columns.
 
-The log of a primary key table is its changelog: a plan says which change types it wants, and each
-piece which of its row versions are retracted by a later change.
+The log of a primary key table is its changelog: a plan names the requested change types, and each
+piece names its retracted row versions.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ def _keep(batch: LogBatch, piece: LogPiece, context: ScanContext) -> npt.NDArray
     """Return which rows are of a wanted change type and not retracted; None for all."""
     keep: npt.NDArray[np.bool_] | None = None
     if context.has_changelog and context.change_types is not None:
-        wanted = np.zeros(128, dtype=np.bool_)
-        wanted[list(context.change_types)] = True
-        keep = wanted[_change_types(batch, context)]
+        is_requested = np.zeros(128, dtype=np.bool_)
+        is_requested[list(context.change_types)] = True
+        keep = is_requested[_change_types(batch, context)]
     if piece.retracted is not None:
         offsets = np.arange(batch.base_offset, batch.end_offset, dtype=np.int64)
         lives = ~retracted_mask(offsets, piece.retracted.offsets)

@@ -1,14 +1,14 @@
 """Rows of several lake files in the order of their offsets, a batch at a time.
 
-Files of one bucket and partition follow each other; those of several partitions overlap. So the
-files that may have the next offset are open side by side and merged, and the others are not opened
-before they are reached. A file whose rows lie in another order, as other engines write them, is
-read a window of offsets at a time, and so are files beyond those that may be open together.
+Files of one bucket and partition follow each other; files of several partitions overlap. So the
+files with the next offset are open side by side and merged, and all other files are opened later. A
+file in another order, as other engines write, is read a window of offsets at a time. Files beyond
+the limit of open files are read by windows, too.
 
 Invariants:
-- offsets ascend, over all batches; a row that is there twice is damage
+- offsets ascend over all batches; a repeated row is damage
 - memory is a row group's compressed columns and a decoded batch for each of at most
-  `files_open_max` files, and a window's rows of the others
+  `files_open_max` files, and a window's rows of the other files
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class OrderedRows:
 
     @property
     def held_bytes(self) -> int:
-        """About how much memory the open files hold, and rows that were merged."""
+        """The approximate memory of the open files and of the merged rows."""
         return self._ready.row_bytes + sum(file.held_bytes for file in self._files)
 
     def close(self) -> None:
@@ -83,30 +83,30 @@ class OrderedRows:
         self.next_offset = self.end_offset
 
     def read(self, *, rows_max: int, bytes_max: int) -> pa.RecordBatch | None:
-        """Return the next rows, about `bytes_max` of them but at least one; None at the end."""
-        found: list[pa.RecordBatch] = []
+        """Return the next rows, about `bytes_max` of them but at least one row; None at the end."""
+        batches: list[pa.RecordBatch] = []
         rows = size = 0
         while self.next_offset < self.end_offset and rows < rows_max and size < bytes_max:
             batch = self._next(rows_max - rows, bytes_max - size)
             if batch is not None:
-                found.append(batch)
+                batches.append(batch)
                 rows += batch.num_rows
                 size += batch.nbytes
-        if not found:
+        if not batches:
             return None
-        return found[0] if len(found) == 1 else pa.concat_batches(found)
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
     def _next(self, rows_max: int, bytes_max: int) -> pa.RecordBatch | None:
-        """Return rows that follow; None if there are none up to where is known."""
+        """Return the following rows; None without rows up to the known end."""
         if not self._ready.row_count:
             self._merge()
-        found = self._ready.first(rows_max, bytes_max)
-        self._ready.drop(found.num_rows)
+        rows = self._ready.first(rows_max, bytes_max)
+        self._ready.drop(rows.num_rows)
         self.next_offset = self._ready.first_offset(default=self._ready_end)
-        return found if found.num_rows else None
+        return rows if rows.num_rows else None
 
     def _merge(self) -> None:
-        """Put the rows in order up to where all open files are known, and no other begins."""
+        """Sort the rows up to the offset known for all open files, before the next file begins."""
         self._advance()
         waiting = _first_offset(self._waiting[-1]) if self._waiting else self.end_offset
         frontier = min([waiting, *(file.known_end for file in self._files)])
@@ -118,7 +118,7 @@ class OrderedRows:
             self._ready.know(_in_order(parts, self._context, self._bucket))
 
     def _advance(self) -> None:
-        """Open the files that may have the next row, and read on in those that have none left."""
+        """Open the files with the possible next row, and read on in files without ready rows."""
         while self._waiting and _first_offset(self._waiting[-1]) <= self.next_offset:
             self._files.append(self._open(self._waiting.pop()))
         for file in tuple(self._files):
@@ -132,14 +132,14 @@ class OrderedRows:
                 group_bytes, is_in_order = _looked_at(self._filesystem, piece, self._context)
             if is_in_order:
                 return _FileInOrder(self._filesystem, piece, self._context, group_bytes)
-        wanted = OffsetRange(bucket=self._bucket, start=self.next_offset, end=self.end_offset)
+        offsets = OffsetRange(bucket=self._bucket, start=self.next_offset, end=self.end_offset)
         return _FileByWindows(
-            self._filesystem, piece, self._context, wanted, window_rows=self._window_rows
+            self._filesystem, piece, self._context, offsets, window_rows=self._window_rows
         )
 
 
 class _File(Protocol):
-    """Rows of one file; those below `known_end` that were not dropped are in memory."""
+    """Rows of one file; remaining rows below `known_end` are in memory."""
 
     known_end: int
 
@@ -182,7 +182,7 @@ class _KnownRows:
         return int(self._offsets[0]) if len(self._offsets) else default
 
     def first(self, rows_max: int, bytes_max: int) -> pa.RecordBatch:
-        """Return the first rows, about so many bytes of them but at least one, if there is one."""
+        """Return the first rows, about the requested bytes of them but at least one row, if any."""
         if not self.row_count:
             return self._rows
         row_bytes = max(1, self.row_bytes // self.row_count)
@@ -243,7 +243,7 @@ class _FileInOrder(_KnownRows):
 
 
 class _FileByWindows(_KnownRows):
-    """A file whose rows are in any order: opened for each window of offsets, and sorted there."""
+    """A file with rows in any order: opened and sorted for each window of offsets."""
 
     def __init__(
         self,
@@ -272,9 +272,11 @@ class _FileByWindows(_KnownRows):
             self.known_end = min(start + self._window_rows, self._last_end)
             window = OffsetRange(bucket=self._wanted.bucket, start=start, end=self.known_end)
             piece = replace(self._piece, ranges=(window,))
-            found = [*read_lake_piece(self._filesystem, piece, self._context, self._context.output)]
-            if found:
-                self.know(_in_order(found, self._context, self._wanted.bucket))
+            batches = [
+                *read_lake_piece(self._filesystem, piece, self._context, self._context.output)
+            ]
+            if batches:
+                self.know(_in_order(batches, self._context, self._wanted.bucket))
                 return True
         return False
 
@@ -289,7 +291,7 @@ def _first_offset(piece: LakePiece) -> int:
 def _looked_at(
     filesystem: LakeFilesystem, piece: LakePiece, context: ScanContext
 ) -> tuple[int, bool]:
-    """Return how large a file's row groups are, compressed, and whether its offsets ascend."""
+    """Return the compressed size of a file's row groups, and whether the file's offsets ascend."""
     column = context.offset_column
     with filesystem.open_parquet(piece.path, file_bytes=piece.file_bytes) as file:
         groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))

@@ -1,8 +1,8 @@
-"""Which row versions the changelog retracted, and what its change types are called in Spark.
+"""Which row versions the changelog retracted, and the names of change types in Spark.
 
-The rule (model/changelog.py): a version at offset p lives until some change retracts p. So a union
-read needs of the whole tail nothing but its `__retracts` column, of which the driver makes one
-sorted array per bucket; every piece of the plan gets the part within its own offsets.
+The rule (model/changelog.py): a version at offset p lives until a change retracts p. So a union
+read needs only the `__retracts` column of the whole tail. The driver makes one sorted array per
+bucket of the column; every piece of the plan gets the part within its own offsets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME_BYTES: Final = np.frombuffer("".join(CHANGE_TYPE_NAMES).encode(), dtype=np
 def retracted_mask(
     offsets: npt.NDArray[np.int64], retracted: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return for each of `offsets`, in any order, whether it is in `retracted`, which is sorted."""
+    """Return for each of `offsets`, in any order, whether the sorted `retracted` has the offset."""
     gone = np.zeros(len(offsets), dtype=np.bool_)
     if len(offsets) == 0 or len(retracted) == 0:
         return gone
@@ -55,14 +55,14 @@ def retracted_mask(
 
 
 def change_type_mask(names: pa.StringArray, wanted: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Return for each name made by `change_type_array` whether its code is wanted."""
+    """Return for each name made by `change_type_array` whether the change type is requested."""
     _, ends, text = names.buffers()
     keep = np.zeros(len(names), dtype=np.bool_)
     if len(names):
         first = int(np.frombuffer(ends, dtype=np.int32)[names.offset])
-        found = np.frombuffer(text, dtype=np.uint8)[first : first + 2 * len(names)].reshape(-1, 2)
+        letters = np.frombuffer(text, dtype=np.uint8)[first : first + 2 * len(names)].reshape(-1, 2)
         for code in wanted:
-            keep |= (found == _NAME_BYTES[code]).all(axis=1)
+            keep |= (letters == _NAME_BYTES[code]).all(axis=1)
     return keep
 
 

@@ -39,10 +39,10 @@ BATCH_ROWS: Final = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanColumn:
-    """A column of the result, or one that a filter needs.
+    """A column of the result, or a column for a filter.
 
-    `field_id` finds it in lake files; None when the lake does not have it (yet), then it is null,
-    or `lake_constant` if that is given.
+    `field_id` finds the column in lake files. None when the lake does not have the column (yet):
+    the column is then null, or `lake_constant` if set.
     """
 
     name: str
@@ -69,9 +69,9 @@ class DeleteFile:
 class LakeFile:
     """A Parquet data file of the lake as its manifest describes it.
 
-    `bucket`, offsets and timestamps are bounds from the manifest; None where it has none.
-    `constants` are identity partition values by field id, for columns that the file lacks.
-    `name_mapping` is the table's, by which columns without field ids are found; None if they have
+    `bucket`, offsets and timestamps are bounds from the manifest; None for a missing bound.
+    `constants` are identity partition values by field id, for columns missing from the file.
+    `name_mapping` is the table's, which finds columns without field ids; None if the columns have
     the names of the table.
     """
 
@@ -92,10 +92,10 @@ class LakeFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetractedOffsets:
-    """Row versions of one bucket that the changelog after a read's lake snapshot retracts.
+    """Row versions of one bucket retracted by the changelog after a read's lake snapshot.
 
-    Packed for the way to a task: the first offset, then the gap to each next one in as few bytes as
-    the widest gap needs; one or two a row where many rows have changed.
+    Packed for the way to a task: the first offset, then the gap to each next offset in as few bytes
+    as the widest gap needs; one or two bytes a row where many rows have changed.
     """
 
     bucket: int
@@ -105,7 +105,7 @@ class RetractedOffsets:
 
     @classmethod
     def of(cls, bucket: int, offsets: npt.NDArray[np.int64]) -> RetractedOffsets:
-        """Pack offsets, of which there are some, ascending, each once."""
+        """Pack at least one offset; the offsets ascend, each once."""
         gaps = np.diff(offsets)
         widest = int(gaps.max()) if len(gaps) else 0
         width = next(w for w in (1, 2, 4, 8) if widest < 1 << (8 * w))
@@ -120,11 +120,11 @@ class RetractedOffsets:
     def offsets(self) -> npt.NDArray[np.int64]:
         """The offsets, unpacked."""
         gaps = np.frombuffer(self.gaps, dtype=f"<u{self.gap_bytes}")
-        found = np.empty(len(gaps) + 1, dtype=np.int64)
-        found[0] = self.first
-        np.cumsum(gaps, dtype=np.int64, out=found[1:])
-        found[1:] += self.first
-        return found
+        unpacked = np.empty(len(gaps) + 1, dtype=np.int64)
+        unpacked[0] = self.first
+        np.cumsum(gaps, dtype=np.int64, out=unpacked[1:])
+        unpacked[1:] += self.first
+        return unpacked
 
     @classmethod
     def within(
@@ -144,9 +144,9 @@ class RetractedOffsets:
 class LakePiece:
     """The row groups of one lake file that start in bytes [start_byte, end_byte).
 
-    With `ranges` only rows inside them are wanted; None means that all rows are. `bucket` is
-    that of every row, None where the file may have several; offsets are bounds, where they are
-    known. Rows in `retracted` are not wanted.
+    With `ranges` only rows inside the ranges are read; None means all rows. `bucket` is the bucket
+    of every row, None where the file may have several; offsets are bounds, where known. Rows in
+    `retracted` are skipped.
     """
 
     path: str
@@ -166,7 +166,7 @@ class LakePiece:
     name_mapping: NameMapping | None = None
 
     def between(self, start_byte: int, end_byte: int) -> LakePiece:
-        """Return the part of the piece that starts in these bytes, and its share of the rows."""
+        """Return the part of the piece in these bytes, with a share of the rows."""
         if (start_byte, end_byte) == (self.start_byte, self.end_byte):
             return self
         rows = self.row_count * (end_byte - start_byte) // (self.end_byte - self.start_byte)
@@ -186,9 +186,9 @@ class LakePiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPiece:
-    """Rows [start, end) of one bucket's log, without those in `retracted`.
+    """Rows [start, end) of one bucket's log, without the offsets in `retracted`.
 
-    An ordered piece is read by one task, so that the changes of a key keep their order.
+    One task reads an ordered piece, and the changes of a key keep their order.
     """
 
     bucket: int
@@ -247,14 +247,14 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanContext:
-    """What all splits of a plan share; shipped to executors once, beside the splits.
+    """The values shared by all splits of a plan; shipped to executors once, beside the splits.
 
-    `output` are the result's columns in order; `filters` are columns read only to filter by;
-    `carrier_column` is one to fetch from the log where no user column is wanted.
-    `schema_id` is the version of the table's schema that log rows are asked for in.
-    Rows have `from_timestamp_us <= __timestamp < to_timestamp_us` where these are given. With
-    `has_changelog` log rows are changes, and so are those of the lake with `lake_is_changelog`; of
-    these, only change types in `change_types` are wanted (None: all).
+    `output` are the result's columns in order; `filters` are columns read only to filter;
+    `carrier_column` is fetched from the log where no user column is requested. `schema_id` is the
+    version of the table's schema for log rows. Rows have `from_timestamp_us <= __timestamp <
+    to_timestamp_us` where a bound is set. With `has_changelog` log rows are changes; with
+    `lake_is_changelog` the lake's rows are changes, too. Only change types in `change_types` are
+    read (None: all).
     """
 
     table: str

@@ -1,7 +1,7 @@
 """Reading one split on an executor: its pieces in order, filtered, as batches of even size.
 
-This module and what it imports are all that executors load: pyarrow and the service's client,
-neither the lake library nor the SQL parser.
+Executors load only this module and its imports: pyarrow and the service's client, neither the lake
+library nor the SQL parser.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Predicates: from SQL text to a tree, pruning by statistics, and the rows they keep."""
+"""Predicates: from SQL text to a tree, pruning by statistics, and filtering of rows."""

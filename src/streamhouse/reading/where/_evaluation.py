@@ -133,8 +133,8 @@ def _compare(array: pa.Array, operator: Operator, value: object) -> _Truth:
     if not isinstance(value, float):
         return compare(array, pa.scalar(value, array.type))
     if not math.isnan(value):
-        found = compare(array, pa.scalar(value, array.type))
-        return pc.or_(found, pc.is_nan(array)) if operator in (">", ">=") else found
+        mask = compare(array, pa.scalar(value, array.type))
+        return pc.or_(mask, pc.is_nan(array)) if operator in (">", ">=") else mask
     match operator:
         case "=" | ">=":
             return pc.is_nan(array)
@@ -155,25 +155,25 @@ def _compare_columns(node: CompareColumns, batch: pa.RecordBatch) -> _Truth:
         flipped = FLIPPED_OPERATOR[node.operator]
         return _compare_day_and_time(flipped, node.right, node.left, batch)
     # Spark rounds integers and decimals to doubles too, so an unsafe cast is the exact one here.
-    left = _read(node.left, batch).cast(common, safe=not pa.types.is_floating(common))
-    right = _read(node.right, batch).cast(common, safe=not pa.types.is_floating(common))
-    found = _FUNCTIONS[node.operator](left, right)
+    left_values = _read(node.left, batch).cast(common, safe=not pa.types.is_floating(common))
+    right_values = _read(node.right, batch).cast(common, safe=not pa.types.is_floating(common))
+    mask = _FUNCTIONS[node.operator](left_values, right_values)
     if not pa.types.is_floating(common):
-        return found
-    left_nan, right_nan = pc.is_nan(left), pc.is_nan(right)
+        return mask
+    left_nan, right_nan = pc.is_nan(left_values), pc.is_nan(right_values)
     match node.operator:
         case "=":
-            return pc.or_(found, pc.and_(left_nan, right_nan))
+            return pc.or_(mask, pc.and_(left_nan, right_nan))
         case "!=":
-            return pc.and_not(found, pc.and_(left_nan, right_nan))
+            return pc.and_not(mask, pc.and_(left_nan, right_nan))
         case "<":
-            return pc.or_(found, pc.and_not(right_nan, left_nan))
+            return pc.or_(mask, pc.and_not(right_nan, left_nan))
         case "<=":
-            return pc.or_(found, right_nan)
+            return pc.or_(mask, right_nan)
         case ">":
-            return pc.or_(found, pc.and_not(left_nan, right_nan))
+            return pc.or_(mask, pc.and_not(left_nan, right_nan))
         case ">=":
-            return pc.or_(found, left_nan)
+            return pc.or_(mask, left_nan)
 
 
 def _compare_day_and_time(
@@ -182,27 +182,27 @@ def _compare_day_and_time(
     """Compare a date, as its midnight, with a timestamp: as days, since most have no timestamp."""
     days, times = _read(day, batch), _read(time, batch)
     microseconds = integer_values(times.view(pa.int64()).fill_null(0))
-    midnights, rest = np.divmod(microseconds, DAY_US)
+    midnights, day_us = np.divmod(microseconds, DAY_US)
     if operator in ("<", ">="):
         # The first midnight from the time on; the others ask about the last one up to it.
-        midnights += rest != 0
+        midnights += day_us != 0
     numbers = days.view(pa.int32()).cast(pa.int64())
-    found = _FUNCTIONS[operator](numbers, integer_array(midnights, pa.int64()))
+    mask = _FUNCTIONS[operator](numbers, integer_array(midnights, pa.int64()))
     if operator == "=":
-        found = pc.and_(found, boolean_array(rest == 0))
+        mask = pc.and_(mask, boolean_array(day_us == 0))
     elif operator == "!=":
-        found = pc.or_(found, boolean_array(rest != 0))
-    return pc.if_else(pc.and_(days.is_valid(), times.is_valid()), found, _NULL)
+        mask = pc.or_(mask, boolean_array(day_us != 0))
+    return pc.if_else(pc.and_(days.is_valid(), times.is_valid()), mask, _NULL)
 
 
 def _compare_in_zone(node: CompareColumns, batch: pa.RecordBatch) -> _Truth:
-    """Compare moments with dates or wall clock times: days in UTC first, then the rest of a day."""
+    """Compare moments with dates or wall clock times: days in UTC first, times of a day second."""
     sides = [_read(column, batch) for column in (node.left, node.right)]
     (left_days, left_rest), (right_days, right_rest) = (_moments(side, node.zone) for side in sides)
     is_same_day = left_days == right_days
     less = (left_days < right_days) | (is_same_day & (left_rest < right_rest))
     equal = is_same_day & (left_rest == right_rest)
-    found = {
+    masks = {
         "=": equal,
         "!=": ~equal,
         "<": less,
@@ -211,7 +211,7 @@ def _compare_in_zone(node: CompareColumns, batch: pa.RecordBatch) -> _Truth:
         ">=": ~less,
     }[node.operator]
     are_valid = pc.and_(sides[0].is_valid(), sides[1].is_valid())
-    return pc.if_else(are_valid, boolean_array(found), _NULL)
+    return pc.if_else(are_valid, boolean_array(masks), _NULL)
 
 
 def _moments(array: pa.Array, zone: Zone) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -221,8 +221,8 @@ def _moments(array: pa.Array, zone: Zone) -> tuple[npt.NDArray[np.int64], npt.ND
     microseconds = integer_values(array.view(pa.int64()).fill_null(0))
     if array.type.tz is None:
         return zone.moments(microseconds)
-    days_in_utc, rest = np.divmod(microseconds, DAY_US)
-    return days_in_utc, rest
+    days_in_utc, day_us = np.divmod(microseconds, DAY_US)
+    return days_in_utc, day_us
 
 
 def _in(node: In, batch: pa.RecordBatch) -> _Truth:
@@ -230,16 +230,16 @@ def _in(node: In, batch: pa.RecordBatch) -> _Truth:
     if not node.values:
         return _if_valid(array, value=False)
     if not pa.types.is_floating(array.type):
-        found = pc.is_in(array, value_set=pa.array(node.values, array.type))
-        return pc.if_else(pc.is_valid(array), found, _NULL)
+        mask = pc.is_in(array, value_set=pa.array(node.values, array.type))
+        return pc.if_else(pc.is_valid(array), mask, _NULL)
     # Arrow's hash tables tell -0.0 from 0.0; adding 0.0 makes one of the two.
     numbers = [v for v in node.values if isinstance(v, float) and not math.isnan(v)]
-    found = pc.is_in(
+    mask = pc.is_in(
         pc.add(array, pa.scalar(0.0, array.type)), value_set=pa.array(numbers, array.type)
     )
     if len(numbers) < len(node.values):
-        found = pc.or_(found, pc.is_nan(array))
-    return pc.if_else(pc.is_valid(array), found, _NULL)
+        mask = pc.or_(mask, pc.is_nan(array))
+    return pc.if_else(pc.is_valid(array), mask, _NULL)
 
 
 def _like(array: pa.Array, parts: tuple[str | int | None, ...]) -> _Truth:
@@ -294,8 +294,8 @@ def integer_values(array: pa.Array) -> npt.NDArray[np.int64]:
 def filtered(batch: pa.RecordBatch, mask: pa.BooleanArray) -> pa.RecordBatch:
     """Return the rows of `batch` for which `mask` is true.
 
-    `RecordBatch.filter` makes row numbers of the mask and takes them one by one: of most rows, in
-    five columns with strings, that is twice the price of copying each column's runs.
+    `RecordBatch.filter` turns the mask into row numbers and takes rows one by one. If most rows
+    stay, and five columns are strings, the price is twice that of copying each column's runs.
     """
     if not batch.num_columns:
         return batch.filter(mask)

@@ -1,10 +1,10 @@
 """A predicate as an expression of the lake, for pruning manifests and partitions.
 
-Invariant: the expression accepts every row the predicate keeps. It may accept more, so the
-predicate itself is still applied to the rows read.
+Invariant: the expression accepts every row the predicate keeps. The expression may accept more
+rows, so the predicate is still applied to the rows read.
 
-NOT is pushed down to the leaves first: a weaker expression under a NOT would be a stronger one.
-Driver side only.
+NOT is pushed down to the leaves first: a weaker expression under a NOT would be a stronger
+expression. Driver side only.
 """
 
 from __future__ import annotations

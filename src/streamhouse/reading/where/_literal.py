@@ -1,13 +1,14 @@
 """Comparisons of a column with SQL literals, moved into the column's own type without losing rows.
 
 Spark compares in a common type: `int_column = 3.5` as decimals, `bigint_column < 1e0` as doubles,
-`date_column > TIMESTAMP '..'` as timestamps. Each of these casts of the column is monotone, so
-the values that match are a range of the column's own values; its ends are found here, once. What
-comes out compares the column with plain values of its own type and matches exactly the same rows.
+`date_column > TIMESTAMP '..'` as timestamps. Each of these casts of the column is monotone, so the
+matching values are a range of the column's own values; the ends of the range are computed here,
+once. The result compares the column with plain values of its own type and matches exactly the same
+rows.
 
-A time without a zone is in the zone that the caller gives, which is the Spark session's. What a
-wall clock shows is no monotone cast: where clocks are put back, or forward, a comparison with it
-becomes ranges of moments (`Zone.moments_reaching`). Parsing SQL is left to parser.py.
+A time without a zone is in the caller's zone, the zone of the Spark session. The cast to a wall
+clock time is not monotone: where clocks are put back or forward, a comparison becomes ranges of
+moments (`Zone.moments_reaching`). Parsing SQL is left to parser.py.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ _FALSE_TEXTS: Final = frozenset({"f", "false", "n", "no", "0"})
 class Literal:
     """A literal of the SQL text.
 
-    A date is days since 1970, a timestamp microseconds since 1970 in UTC, a timestamp_ntz those
-    that a wall clock shows.
+    A date is days since 1970, a timestamp microseconds since 1970 in UTC, a timestamp_ntz
+    microseconds of a wall clock.
     """
 
     # null, boolean, exact, double, string, binary, date, timestamp or timestamp_ntz
@@ -93,7 +94,7 @@ Subject: TypeAlias = PredicateColumn | DateOf | YearOf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Domain:
-    """The values of a discrete type, numbered so that neighbours differ by one."""
+    """The values of a discrete type, as numbers; neighbours differ by 1."""
 
     lowest: int
     highest: int
@@ -142,15 +143,17 @@ def in_list(subject: Subject, literals: Sequence[Literal], *, zone: Zone = UTC) 
         literals = [_to_double(literal) for literal in literals]
     column = subject if isinstance(subject, PredicateColumn) else subject.column
     values: list[PlainValue] = []
-    others: list[Node] = []
+    comparisons: list[Node] = []
     for literal in literals:
         node = compare(subject, "=", literal, zone=zone)
         if isinstance(node, Compare):
             values.append(node.value)
-        elif not isinstance(node, In) and node not in others[-1:]:
-            others.append(node)
-    nodes: list[Node] = [In(column, tuple(dict.fromkeys(values)))] if values or not others else []
-    nodes += others
+        elif not isinstance(node, In) and node not in comparisons[-1:]:
+            comparisons.append(node)
+    nodes: list[Node] = (
+        [In(column, tuple(dict.fromkeys(values)))] if values or not comparisons else []
+    )
+    nodes += comparisons
     return nodes[0] if len(nodes) == 1 else Or(tuple(nodes))
 
 
@@ -252,7 +255,7 @@ def _float32_at_least(value: float) -> float:
 def _cut(t: pa.DataType, literal: Literal, zone: Zone) -> tuple[int, int]:
     """Return the first numbers of the type's domain that are >= and > the literal.
 
-    They may lie outside the domain, by any distance for an exact literal.
+    The numbers may lie outside the domain, by any distance for an exact literal.
     """
     if pa.types.is_date32(t) or pa.types.is_timestamp(t):
         return _time_cut(t, literal, zone)
@@ -300,9 +303,9 @@ def _days(t: pa.DataType, literal: Literal) -> int:
 def _check_digits(t: pa.DataType, value: Decimal, text: str) -> None:
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int)
-    before, after = decimal_shape(t)
-    before = max(before, len(value.as_tuple().digits) + exponent)
-    if before + max(after, -exponent) > DECIMAL_DIGITS_MAX:
+    integer_digits, fraction_digits = decimal_shape(t)
+    integer_digits = max(integer_digits, len(value.as_tuple().digits) + exponent)
+    if integer_digits + max(fraction_digits, -exponent) > DECIMAL_DIGITS_MAX:
         raise refuse(
             f"comparing {t} with {text} needs more than {DECIMAL_DIGITS_MAX} digits,"
             " so Spark would round"
@@ -314,7 +317,7 @@ def _exact_cut(number: Fraction | int) -> tuple[int, int]:
 
 
 def _double_cut(domain: _Domain, value: float) -> tuple[int, int]:
-    """Search the domain by halves: its doubles are in the order of its values."""
+    """Search the domain by halves: doubles and values have the same order."""
 
     def first(is_reached: Callable[[float], bool]) -> int:
         low, high = domain.lowest, domain.highest + 1
@@ -353,9 +356,7 @@ def _node_of_ranges(
     equal: list[tuple[int, int | None]],
     above: list[tuple[int, int | None]],
 ) -> Node:
-    """Return the node for `op` of values that are at least the literal in `equal`, and above it in
-    `above`.
-    """
+    """Return the node for `op`: `equal` are values >= the literal, `above` values > the literal."""
     if len(equal) == len(above) == 1:
         return _node_of_cut(column, op, equal[0][0], above[0][0])
 
@@ -375,8 +376,8 @@ def _node_of_ranges(
             return within(above)
         case "<=":
             return Not(within(above))
-    found = And((within(equal), Not(within(above))))
-    return found if op == "=" else Not(found)
+    node = And((within(equal), Not(within(above))))
+    return node if op == "=" else Not(node)
 
 
 def _bound(column: PredicateColumn, symbol: Operator, first: int) -> Node:

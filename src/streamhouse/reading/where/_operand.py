@@ -95,9 +95,9 @@ class Operands:
         if path[0].lower() not in self._types:
             self._schema.column(path[0], table=self._table)
         name, data_type = self._types[path[0].lower()]
-        found = [name]
+        names = [name]
         for part in path[1:]:
-            shown = ".".join(found)
+            shown = ".".join(names)
             if not pa.types.is_struct(data_type):
                 raise UnknownColumnError(
                     f"column '{shown}' of table '{self._table}' is not a struct,"
@@ -110,9 +110,9 @@ class Operands:
                     f"column '{shown}' of table '{self._table}' has no field"
                     f" '{part}'{suggestion(part, list(fields))} (fields: {', '.join(fields)})"
                 )
-            found.append(close[0])
+            names.append(close[0])
             data_type = fields[close[0]]
-        return PredicateColumn(tuple(found), data_type)
+        return PredicateColumn(tuple(names), data_type)
 
     def _date(self, node: exp.Expr, operand: Operand) -> Operand:
         if isinstance(operand, PredicateColumn):
@@ -140,7 +140,7 @@ def piece(node: exp.Expr) -> str:
 
 
 def check_arguments(node: exp.Expr, *known: str) -> None:
-    """Refuse `node` if it carries anything that the caller does not translate."""
+    """Refuse `node` if it has anything that the caller does not translate."""
     for name, value in node.args.items():
         if name not in known and value not in (None, False, []):
             raise refuse(f"{piece(node)} is not supported")
@@ -215,20 +215,20 @@ def _cast(literal: Literal, node: exp.Cast, text: str, zone: Zone) -> Literal:
     name, value = _type_name(node), literal.value
     if value is None:
         return literal
-    found: Literal | None = None
+    cast: Literal | None = None
     if name in ("DOUBLE", "FLOAT") and literal.kind in ("string", "exact", "double"):
-        found = _cast_to_double(literal, text, is_float32=name == "FLOAT")
+        cast = _cast_to_double(literal, text, is_float32=name == "FLOAT")
     elif isinstance(value, Decimal) or (name == "DECIMAL" or name in _INTEGER_BITS):
-        found = _cast_to_exact(literal, node, text)
+        cast = _cast_to_exact(literal, node, text)
     elif isinstance(value, str):
-        found = _cast_text(value, text, to=name, zone=zone)
+        cast = _cast_text(value, text, to=name, zone=zone)
     elif literal.kind == "date" and name in _TIMESTAMP_KINDS and isinstance(value, int):
         has_zone = name != _NTZ
         midnight = zone.midnight(value) if has_zone else value * DAY_US
-        found = Literal("timestamp" if has_zone else "timestamp_ntz", midnight, text)
-    if found is None:
+        cast = Literal("timestamp" if has_zone else "timestamp_ntz", midnight, text)
+    if cast is None:
         raise refuse(f"{text} is not supported")
-    return found
+    return cast
 
 
 def _cast_to_double(literal: Literal, text: str, *, is_float32: bool) -> Literal:

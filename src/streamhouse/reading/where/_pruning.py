@@ -59,42 +59,42 @@ def _possible(node: Node, statistics: Mapping[str, ColumnStatistics]) -> _Possib
             inner = _possible(child, statistics)
             return _Possible(inner.false, inner.true, inner.null)
         case And(children):
-            found = [_possible(child, statistics) for child in children]
+            outcomes = [_possible(child, statistics) for child in children]
             return _Possible(
-                all(p.true for p in found),
-                any(p.false for p in found),
-                any(p.null for p in found),
+                all(p.true for p in outcomes),
+                any(p.false for p in outcomes),
+                any(p.null for p in outcomes),
             )
         case Or(children):
-            found = [_possible(child, statistics) for child in children]
+            outcomes = [_possible(child, statistics) for child in children]
             return _Possible(
-                any(p.true for p in found),
-                all(p.false for p in found),
-                any(p.null for p in found),
+                any(p.true for p in outcomes),
+                all(p.false for p in outcomes),
+                any(p.null for p in outcomes),
             )
         case CompareColumns():
             return _possible_columns(node, statistics)
-    known = statistics.get(node.column.key, UNKNOWN)
-    may_be_null, may_be_valid = _nulls(known)
+    column_statistics = statistics.get(node.column.key, UNKNOWN)
+    may_be_null, may_be_valid = _nulls(column_statistics)
     match node:
         case IsNull():
             return _Possible(may_be_null, may_be_valid, False)
         case Compare(column, operator, value):
             is_float = pa.types.is_floating(column.type)
-            true = _may(known, operator, value, is_float=is_float)
-            false = _may(known, NEGATED_OPERATOR[operator], value, is_float=is_float)
+            true = _may(column_statistics, operator, value, is_float=is_float)
+            false = _may(column_statistics, NEGATED_OPERATOR[operator], value, is_float=is_float)
         case In(column, values):
             is_float = pa.types.is_floating(column.type)
-            true = any(_may(known, "=", value, is_float=is_float) for value in values)
-            false = len(values) != 1 or _may(known, "!=", values[0], is_float=is_float)
+            true = any(_may(column_statistics, "=", value, is_float=is_float) for value in values)
+            false = len(values) != 1 or _may(column_statistics, "!=", values[0], is_float=is_float)
         case Like():
-            true = _may_start_with(known, node.prefix)
+            true = _may_start_with(column_statistics, node.prefix)
             false = node.parts != (None,)
     return _Possible(true and may_be_valid, false and may_be_valid, may_be_null)
 
 
 def _nulls(known: ColumnStatistics) -> tuple[bool, bool]:
-    """Return whether a row may be NULL, and whether one may be something else."""
+    """Return whether a row may be NULL, and whether a row may be something else."""
     if known.null_count is None:
         return True, True
     return known.null_count > 0, known.row_count is None or known.null_count < known.row_count

@@ -1,7 +1,7 @@
 """Dates, times and doubles from text, as Spark's ANSI casts read them.
 
-Whatever is not surely read as Spark reads it is refused: special words (`today`), zone names. Years
-may have a sign and more than four digits. Spark string literals with their escapes are read here.
+A text that Spark may read in another way is refused: special words (`today`), zone names. Years may
+have a sign and more than four digits. Spark string literals with their escapes are read here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ESCAPED: Final = {
 
 
 def refuse(what: str) -> InvalidPredicateError:
-    """Return the error for a piece that cannot be pushed down."""
+    """Return the error for a piece without pushdown."""
     return InvalidPredicateError(f"where: {what}; use DataFrame.filter for it")
 
 

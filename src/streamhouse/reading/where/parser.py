@@ -1,7 +1,7 @@
-"""Spark SQL text to a predicate: the room's door for text. With _operand.py the user of sqlglot.
+"""Spark SQL text to a predicate: the room's door for text. Uses sqlglot, with _operand.py.
 
-sqlglot reads the grammar; this module decides what each piece means. A piece is either translated
-exactly or refused by name: every argument of every sqlglot node must be one that is known here.
+sqlglot reads the grammar; this module decides the meaning of each piece. A piece is either
+translated exactly or refused by name: every argument of every sqlglot node must be known here.
 """
 
 from __future__ import annotations
@@ -214,9 +214,9 @@ class _Translator:
         raise refuse(f"{piece(node)} as a condition is not supported")
 
     def _compare(self, node: exp.Expr, operator: Operator) -> Node:
-        left = self._operands.operand(node.this)
+        subject = self._operands.operand(node.this)
         right = self._operands.operand(node.expression)
-        return self._compare_operands(left, operator, right, node)
+        return self._compare_operands(subject, operator, right, node)
 
     def _compare_operands(
         self, left: Operand, operator: Operator, right: Operand, node: exp.Expr
@@ -240,13 +240,13 @@ class _Translator:
         return compare(subject, operator, literal, zone=self._zone)
 
     def _null_safe_equal(self, node: exp.Expr) -> Node:
-        left = self._operands.operand(node.this)
+        subject = self._operands.operand(node.this)
         right = self._operands.operand(node.expression)
-        equal = self._compare_operands(left, "=", right, node)
-        subjects = [side for side in (left, right) if not isinstance(side, Literal)]
-        has_null = any(isinstance(s, Literal) and s.value is None for s in (left, right))
+        equal = self._compare_operands(subject, "=", right, node)
+        subjects = [side for side in (subject, right) if not isinstance(side, Literal)]
+        has_null = any(isinstance(s, Literal) and s.value is None for s in (subject, right))
         if not subjects:
-            both_null = isinstance(left, Literal) and left.value is None and has_null
+            both_null = isinstance(subject, Literal) and subject.value is None and has_null
             if has_null and isinstance(right, Literal):
                 return Constant(both_null and right.value is None)
             return equal
@@ -315,11 +315,11 @@ class _Translator:
             return Constant(None)
         if not isinstance(text.value, str):
             raise refuse(f"{piece(node)} is not supported")
-        before: list[str | int | None] = [] if isinstance(node, exp.StartsWith) else [None]
-        after: list[str | int | None] = [] if isinstance(node, exp.EndsWith) else [None]
+        prefix: list[str | int | None] = [] if isinstance(node, exp.StartsWith) else [None]
+        suffix: list[str | int | None] = [] if isinstance(node, exp.EndsWith) else [None]
         middle: list[str | int | None] = [text.value] if text.value else []
         # Without a text between them, two `%` are one.
-        parts = [*before, *middle, *after] if middle else [None]
+        parts = [*prefix, *middle, *suffix] if middle else [None]
         return self._text_match(self._column(node.this), tuple(parts))
 
     def _text_match(self, column: PredicateColumn, parts: tuple[str | int | None, ...]) -> Node:
@@ -354,15 +354,15 @@ class _Translator:
 
 def _chain(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
     """Return the operands of a chain of ANDs or ORs, without recursion: chains may be long."""
-    found: list[exp.Expr] = []
+    links: list[exp.Expr] = []
     waiting = [node]
     while waiting:
         current = waiting.pop().unnest()
         if isinstance(current, kind):
             waiting += [current.expression, current.this]
         else:
-            found.append(current)
-    return found
+            links.append(current)
+    return links
 
 
 def _like_parts(pattern: str, *, escape: str) -> tuple[str | int | None, ...]:

@@ -2,16 +2,18 @@
 
 Invariants:
 - every literal is already a value of its column's type, so evaluation, pruning and the lake
-  expression never convert literals and cannot disagree about them
+  expression never convert literals and cannot disagree
 - the tree speaks SQL's three-valued logic; the order of values is Spark's (NaN equals NaN and is
   greater than every number, -0.0 equals 0.0, strings compare by their UTF-8 bytes)
-- this module imports no other of its room, and neither sqlglot nor pyiceberg: executors have it
+- this module imports no other module of its room, and neither sqlglot nor pyiceberg: executors have
+  it
 
 Plain values: boolean bool; integers int; decimal Decimal with the column's scale; float and double
-float; string str; binary bytes; date int (days since 1970-01-01); both timestamps int
-(microseconds since 1970-01-01).
+float; string str; binary bytes; date int (days since 1970-01-01); both timestamps int (microseconds
+since 1970-01-01).
 
-Text becomes a predicate by `parse_predicate` in parser.py; _evaluation.py decides what one keeps.
+Text becomes a predicate by `parse_predicate` in parser.py; _evaluation.py decides which rows a
+predicate keeps.
 """
 
 from __future__ import annotations
@@ -96,9 +98,9 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class CompareColumns:
-    """`left operator right`, both cast to `comparison_type`; NULL where either is NULL.
+    """`left operator right`, both cast to `comparison_type`; NULL where either side is NULL.
 
-    In `zone` a date or a timestamp_ntz is read that is compared with a timestamp.
+    `zone` is the zone of a date or a timestamp_ntz compared with a timestamp.
     """
 
     left: PredicateColumn
@@ -108,7 +110,7 @@ class CompareColumns:
 
     @property
     def needs_zone(self) -> bool:
-        """Whether one side is a moment and the other what a wall clock or a calendar shows."""
+        """Whether one side is a moment and the other side a wall clock time or a date."""
         types = (self.left.type, self.right.type)
         if self.zone.is_utc or not any(map(pa.types.is_timestamp, types)):
             return False
@@ -196,17 +198,17 @@ def comparison_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None
         return None if pa.types.is_nested(left) else left
     if is_int(left) and is_int(right):
         return pa.int64()
-    for one, other in ((left, right), (right, left)):
-        if is_float(one) and is_decimal(other):
-            return pa.float64() if other.precision <= 15 else None
-        if is_float(one) and (is_float(other) or is_int(other)):
+    for first, second in ((left, right), (right, left)):
+        if is_float(first) and is_decimal(second):
+            return pa.float64() if second.precision <= 15 else None
+        if is_float(first) and (is_float(second) or is_int(second)):
             return pa.float64()
-        if is_decimal(one) and (is_decimal(other) or is_int(other)):
-            shapes = (decimal_shape(one), decimal_shape(other))
-            scale = max(after for _, after in shapes)
-            precision = max(before for before, _ in shapes) + scale
+        if is_decimal(first) and (is_decimal(second) or is_int(second)):
+            shapes = (decimal_shape(first), decimal_shape(second))
+            scale = max(scale_digits for _, scale_digits in shapes)
+            precision = max(integer_digits for integer_digits, _ in shapes) + scale
             return pa.decimal128(precision, scale) if precision <= 38 else None
-        if is_timestamp(one) and (is_timestamp(other) or pa.types.is_date32(other)):
+        if is_timestamp(first) and (is_timestamp(second) or pa.types.is_date32(second)):
             return pa.timestamp("us", tz="UTC")
     return None
 
