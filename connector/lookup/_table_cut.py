@@ -19,7 +19,7 @@ from streamhouse.connector.lookup._lookup_plan import LookupPlan
 from streamhouse.core.model.table_state import TableState
 
 if TYPE_CHECKING:
-    from streamhouse.reading.plan.table_read import PinnedTable
+    from streamhouse.reading.plan.pinned_table import PinnedTable
 
 __all__ = ["CutOfTable", "PlannedTable"]
 
@@ -114,7 +114,7 @@ class CutOfTable(NamedTuple):
         # Most tasks never need the planner.
         from streamhouse.reading.options.options import BATCH, read_options
         from streamhouse.reading.options.quoted_names import quoted_list
-        from streamhouse.reading.plan.table_read import PinnedTable
+        from streamhouse.reading.plan.pinned_table import PinnedTable
 
         options = {
             "table": self.plan.table,

@@ -13,7 +13,7 @@ from streamhouse.core.model.values.units import (
     parse_whole_number,
 )
 from streamhouse.reading.options.connection import ConnectionOptions, connection_options
-from streamhouse.reading.options.option_values import (
+from streamhouse.reading.options.name_lists import (
     parse_expressions,
     parse_names,
     parse_version,

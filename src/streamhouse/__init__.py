@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from streamhouse.core.model.transaction import CommitResult, TransactionStatus
     from streamhouse.reading.follow.full_subscription import TableBatch
     from streamhouse.reading.follow.stream_lag import lag
-    from streamhouse.reading.plan.table_read import TableScan
+    from streamhouse.reading.plan.pinned_table import TableScan
 
 __version__: Final = "0.1.0"
 
@@ -131,7 +131,7 @@ _HOMES: Final = {
     "TableExistsError": _ERRORS,
     "TableInfo": "streamhouse.core.model.table",
     "TableNotFoundError": _ERRORS,
-    "TableScan": "streamhouse.reading.plan.table_read",
+    "TableScan": "streamhouse.reading.plan.pinned_table",
     "Transaction": "streamhouse.client.writing.transactions",
     "TransactionClosedError": _ERRORS,
     "TransactionNotFoundError": _ERRORS,

@@ -27,8 +27,8 @@ from streamhouse.core.model.values.calendar import python_value
 from streamhouse.core.model.values.json_values import row_to_json
 from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.core.text.csv_rows import divide_csv
-from streamhouse.core.text.json_text import joined, row_texts
 from streamhouse.core.text.ndjson_rows import divide_ndjson
+from streamhouse.core.text.rows_as_json import joined, row_texts
 from streamhouse.core.text.text_rows import TextBounds
 from tests.support.examples import examples
 from tests.support.kv_world import random_rules, random_value

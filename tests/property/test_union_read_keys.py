@@ -21,7 +21,7 @@ from streamhouse.core.errors import OffsetOutOfRangeError
 from streamhouse.reading.follow._stream_plan import plan_bootstrap_range, plan_stream_range
 from streamhouse.reading.follow.stream_position import Bootstrap
 from streamhouse.reading.options.options import STREAM, read_options
-from streamhouse.reading.plan._table_cut import ReadPlan
+from streamhouse.reading.plan._read_cut import ReadPlan
 from streamhouse.reading.plan.row_form import table_columns
 from streamhouse.reading.scan.scan import LakePiece, LogPiece
 from streamhouse.reading.scan.split_reader import read_split

@@ -17,8 +17,8 @@ from streamhouse.connector.stream._append_stream import AppendStreamReader
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.reading.options.options import BATCH, STREAM, as_options, read_options
 from streamhouse.reading.plan.iceberg_read import source_state
+from streamhouse.reading.plan.pinned_table import read_table
 from streamhouse.reading.plan.row_form import row_request, table_columns
-from streamhouse.reading.plan.table_read import read_table
 from streamhouse.reading.scan.split_reader import read_split
 from tests.support.foreign_deletes import (
     commit_compaction,

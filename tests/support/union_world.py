@@ -21,8 +21,8 @@ from streamhouse.core.model.table_state import TableState, TieringAssignment
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.reading.options.options import BATCH, ReadOptions, as_options, read_options
 from streamhouse.reading.plan.batch_read import plan_batch_read
+from streamhouse.reading.plan.pinned_table import TableScan, count_rows, read_table, scan_table
 from streamhouse.reading.plan.scan_schema import output_columns
-from streamhouse.reading.plan.table_read import TableScan, count_rows, read_table, scan_table
 from streamhouse.reading.scan.split_reader import read_split
 from streamhouse.tiering.maintain._maintenance import Maintainer
 from streamhouse.tiering.round._round_planner import PlanLimits

@@ -36,7 +36,7 @@ from streamhouse.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from streamhouse.client.values.forms import Rows
-    from streamhouse.reading.plan.table_read import TableScan
+    from streamhouse.reading.plan.pinned_table import TableScan
 
 __all__ = ["AsyncScan", "AsyncStreamhouseClient", "AsyncSubscription", "AsyncTransaction"]
 

@@ -24,7 +24,7 @@ from streamhouse.core.extras import require
 if TYPE_CHECKING:
     from streamhouse.reading.follow.full_subscription import TableBatch
     from streamhouse.reading.options.options import ReadOptions
-    from streamhouse.reading.plan.table_read import TableScan
+    from streamhouse.reading.plan.pinned_table import TableScan
 
 __all__ = ["StreamhouseClient"]
 
@@ -51,7 +51,7 @@ class StreamhouseClient(ApplicationClient):
             options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
         # Applications that only write never import the modules for reading the lake.
-        from streamhouse.reading.plan.table_read import read_table
+        from streamhouse.reading.plan.pinned_table import read_table
 
         return read_table(StorageClient.of(self), self._read_options(path, columns, where, options))
 
@@ -80,7 +80,7 @@ class StreamhouseClient(ApplicationClient):
             limit: at most this many rows, in no particular choice.
             options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
-        from streamhouse.reading.plan.table_read import scan_table
+        from streamhouse.reading.plan.pinned_table import scan_table
 
         read_options = self._read_options(path, columns, where, options)
         return scan_table(StorageClient.of(self), read_options, limit=limit)
@@ -99,7 +99,7 @@ class StreamhouseClient(ApplicationClient):
             where: only rows for which this SQL predicate is true.
             options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
-        from streamhouse.reading.plan.table_read import count_rows
+        from streamhouse.reading.plan.pinned_table import count_rows
 
         read_options = self._read_options(path, None, where, options)
         is_whole = where is None and not options and not read_options.connection.name.part

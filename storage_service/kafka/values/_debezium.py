@@ -32,14 +32,14 @@ from streamhouse.core.rows.checked_rows import Misfit, Misfits, ReadRows
 from streamhouse.core.rows.division import read_rows
 from streamhouse.core.rows.row_text import column_of
 from streamhouse.core.text.base64_columns import from_base64
-from streamhouse.core.text.json_reading import json_object
-from streamhouse.core.text.json_texts import (
+from streamhouse.core.text.json_objects import (
     JsonTexts,
     arrow_rows,
     check_finite,
     joined_runs,
     runs_of,
 )
+from streamhouse.core.text.json_reading import json_object
 from streamhouse.core.text.text_rows import as_values, nested_bytes, width_of
 from streamhouse.core.types.registry import type_of
 from streamhouse.storage_service.kafka.values._draft import (

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from streamhouse.core.model.schema import empty_batch
 from streamhouse.core.rows.checked_rows import ReadRows
-from streamhouse.core.text.json_texts import JsonTexts, RowReader, joined_runs
+from streamhouse.core.text.json_objects import JsonTexts, RowReader, joined_runs
 from streamhouse.storage_service.kafka.values._draft import DraftBounds, spread_out
 
 __all__ = ["json_columns", "json_keys", "texts_of"]

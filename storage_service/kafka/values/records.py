@@ -35,7 +35,7 @@ from streamhouse.core.model.records.record_format import (
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.text.base64_columns import to_base64
-from streamhouse.core.text.json_text import row_texts
+from streamhouse.core.text.rows_as_json import row_texts
 from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE, RecordColumns
 from streamhouse.storage_service.kafka.values.avro_columns import SchemaSource, avro_records
 

@@ -18,8 +18,8 @@ from streamhouse.core.model.schema import FOUND_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.rows.division import read_rows
 from streamhouse.core.text.json_reading import read_json
-from streamhouse.core.text.json_text import joined, row_texts
 from streamhouse.core.text.ndjson_rows import json_object_lines
+from streamhouse.core.text.rows_as_json import joined, row_texts
 from streamhouse.storage_service.server.data._log_text import LogForm
 from streamhouse.storage_service.server.http.http_exchange import Body
 

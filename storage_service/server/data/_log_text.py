@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.core.text.json_text import joined, row_texts
+from streamhouse.core.text.rows_as_json import joined, row_texts
 from streamhouse.storage_service.server.http.http_exchange import ARROW_STREAM, HttpExchange
 
 __all__ = ["LogForm", "TextPage", "accepted_form", "event", "event_positions"]

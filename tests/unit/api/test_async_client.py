@@ -18,7 +18,7 @@ from streamhouse.api.async_client import (
 )
 from streamhouse.client import Source, StopSignal, Subscription
 from streamhouse.core.errors import InvalidRequestError, UnavailableError
-from streamhouse.reading.plan.table_read import TableScan
+from streamhouse.reading.plan.pinned_table import TableScan
 from tests.support.scripted_server import Act, ScriptedServer
 
 NOWHERE = "http://127.0.0.1:1"

@@ -111,7 +111,7 @@ def command(
     """
     # Not at the top: `--help` must not wait for pyarrow.
     from streamhouse.reading.imports.table_import import TableImport
-    from streamhouse.reading.options.option_values import parse_expressions, parse_names
+    from streamhouse.reading.options.name_lists import parse_expressions, parse_names
     from streamhouse.reading.options.options import SKIP_OPTIONS
 
     token = read_token(token_file)

@@ -14,8 +14,8 @@ from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.core.rows.row_splitter import RowSplitter
+from streamhouse.core.text.json_objects import JsonTexts, RowReader
 from streamhouse.core.text.json_reading import json_object
-from streamhouse.core.text.json_texts import JsonTexts, RowReader
 from streamhouse.core.text.text_rows import TextBounds, TextRows
 
 __all__ = ["divide_ndjson", "json_object_lines"]

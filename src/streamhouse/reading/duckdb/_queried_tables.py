@@ -23,9 +23,9 @@ from streamhouse.core.errors import (
     UnavailableError,
 )
 from streamhouse.reading.duckdb._arrow_filter import Condition, condition_of
+from streamhouse.reading.plan._read_cut import ReadPlan
 from streamhouse.reading.plan._splits_read import read_splits
-from streamhouse.reading.plan._table_cut import ReadPlan
-from streamhouse.reading.plan.table_read import PinnedTable
+from streamhouse.reading.plan.pinned_table import PinnedTable
 
 __all__ = ["Counted", "TableDataset", "check_not_stopped", "counted"]
 
@@ -111,15 +111,15 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         names = self.schema.names if columns is None else list(columns)
         return _TableScanner(pa.schema([self.schema.field(name) for name in names]), self, filter)
 
-    def batches(self, schema: pa.Schema, kept: Any) -> Generator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, condition: Any) -> Generator[pa.RecordBatch]:
         try:
-            rows, is_exact = self._planned(schema, kept)
+            rows, is_exact = self._planned(schema, condition)
             with closing(rows):
                 for batch in rows:
                     if self._stop is not None and self._stop.is_set():
                         return
                     columns = batch.select(schema.names)
-                    yield columns if is_exact else columns.filter(kept)
+                    yield columns if is_exact else columns.filter(condition)
         except StreamhouseError as error:
             self.failure = error
             raise
@@ -137,10 +137,10 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
 class _TableScanner:
     """The result of `Dataset.scanner`, with the methods that DuckDB uses."""
 
-    def __init__(self, schema: pa.Schema, dataset: TableDataset, kept: Any) -> None:
+    def __init__(self, schema: pa.Schema, dataset: TableDataset, condition: Any) -> None:
         self._schema = schema
         self._dataset = dataset
-        self._kept = kept
+        self._kept = condition
 
     def to_reader(self) -> pa.RecordBatchReader:
         batches = self._dataset.batches(self._schema, self._kept)

@@ -19,7 +19,7 @@ import duckdb
 import pyarrow as pa
 
 from streamhouse.core.errors import InvalidRequestError, NotFoundError
-from streamhouse.reading.plan._table_cut import ReadPlan
+from streamhouse.reading.plan._read_cut import ReadPlan
 from streamhouse.reading.scan.scan import LakePiece
 
 __all__ = ["KEPT_BYTES", "MEMORY_LIMIT", "QueryDatabase", "query_database", "registered"]
@@ -116,7 +116,7 @@ def query_database(memory_limit: str) -> Iterator[QueryDatabase]:
 
     With a limit other than the default a query has a new database: kept tables need memory too.
     """
-    database = _taken() if memory_limit == MEMORY_LIMIT else QueryDatabase()
+    database = _take_database() if memory_limit == MEMORY_LIMIT else QueryDatabase()
     is_broken = True
     try:
         yield database
@@ -125,7 +125,7 @@ def query_database(memory_limit: str) -> Iterator[QueryDatabase]:
         is_broken = False
         raise
     finally:
-        if is_broken or memory_limit != MEMORY_LIMIT or not _given_back(database):
+        if is_broken or memory_limit != MEMORY_LIMIT or not _give_back(database):
             database.close()
 
 
@@ -133,7 +133,7 @@ def _is_lasting(plan: ReadPlan) -> bool:
     return all(isinstance(piece, LakePiece) for split in plan.splits for piece in split.pieces)
 
 
-def _taken() -> QueryDatabase:
+def _take_database() -> QueryDatabase:
     with _lock:
         database = _idle.pop() if _idle else None
     if database is not None and not database.is_usable:
@@ -142,7 +142,7 @@ def _taken() -> QueryDatabase:
     return database or QueryDatabase()
 
 
-def _given_back(database: QueryDatabase) -> bool:
+def _give_back(database: QueryDatabase) -> bool:
     try:
         database.trim()
     except duckdb.Error:

@@ -45,7 +45,7 @@ def columns_named(tree: Any, tables: Collection[NameOfTable]) -> dict[NameOfTabl
     as a part of the row.
     """
     named: set[str] = set()
-    whole = _whole(tree)
+    whole = _starred_tables(tree)
     rows: set[str] = set()
     databases = {database.lower() or "main" for database, _ in tables}
     for node in _nodes(tree):
@@ -64,11 +64,11 @@ def columns_named(tree: Any, tables: Collection[NameOfTable]) -> dict[NameOfTabl
             node["table_name"].lower(),
             node["alias"].lower() or node["table_name"].lower(),
         }:
-            whole |= _behind(node)
+            whole |= _tables_behind(node)
     return {table: None if table in whole else named for table in tables}
 
 
-def _whole(tree: Any) -> set[NameOfTable]:
+def _starred_tables(tree: Any) -> set[NameOfTable]:
     """Return the tables of which the statement may mean every column, or a column by position."""
     whole: set[NameOfTable] = set()
     # Whether a row exists does not depend on what is selected.
@@ -78,11 +78,11 @@ def _whole(tree: Any) -> set[NameOfTable]:
         if (kind == "BASE_TABLE" and node["column_name_alias"]) or (
             kind == "JOIN" and node["ref_type"] == "NATURAL"
         ):
-            whole |= _behind(node)
+            whole |= _tables_behind(node)
         elif kind in ("PIVOT", "SHOW_REF"):
             whole |= set(tables_named(node))
         elif kind == "SELECT_NODE" and id(node) not in exists and _has_star(node):
-            whole |= _behind(node["from_table"])
+            whole |= _tables_behind(node["from_table"])
     return whole
 
 
@@ -96,11 +96,11 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             yield from _nodes(part)
 
 
-def _behind(source: dict[str, Any]) -> set[NameOfTable]:
+def _tables_behind(source: dict[str, Any]) -> set[NameOfTable]:
     """Return the tables directly behind FROM, without the tables of subqueries."""
     kind = source["type"]
     if kind == "JOIN":
-        return _behind(source["left"]) | _behind(source["right"])
+        return _tables_behind(source["left"]) | _tables_behind(source["right"])
     return set() if kind in _NO_TABLES else set(tables_named(source))
 
 

@@ -38,8 +38,8 @@ from streamhouse.reading.duckdb._statement_names import (
     tables_named,
 )
 from streamhouse.reading.options.options import BATCH, as_options, read_options
-from streamhouse.reading.plan._table_cut import ReadPlan
-from streamhouse.reading.plan.table_read import PinnedTable
+from streamhouse.reading.plan._read_cut import ReadPlan
+from streamhouse.reading.plan.pinned_table import PinnedTable
 
 __all__ = ["MEMORY_LIMIT", "query_tables"]
 

@@ -1,6 +1,6 @@
 """Which files of a lake snapshot a read needs, from its manifests; on the driver only.
 
-What manifests say is pruned in _pruning.py.
+What manifests say is pruned in _file_pruning.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamhouse.lake.snapshots.live_files import (
     ManifestFiles,
     unreadable_format,
 )
-from streamhouse.reading.files._pruning import (
+from streamhouse.reading.files._file_pruning import (
     LakeQuery,
     SystemFields,
     estimated_bytes,

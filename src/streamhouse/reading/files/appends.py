@@ -32,7 +32,7 @@ from streamhouse.lake.opened_table import (
 )
 from streamhouse.lake.snapshots.live_files import DeleteIndex, ManifestFiles
 from streamhouse.reading.files._file_planner import FilePlanner
-from streamhouse.reading.files._pruning import LakeQuery
+from streamhouse.reading.files._file_pruning import LakeQuery
 from streamhouse.reading.files.append_position import AppendPosition
 from streamhouse.reading.options.options import SKIP_OPTIONS
 from streamhouse.reading.scan.scan import LakeFile

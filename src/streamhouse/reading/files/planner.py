@@ -30,7 +30,7 @@ from streamhouse.core.model.table import TableInfo
 from streamhouse.lake.iceberg_errors import metadata_errors
 from streamhouse.lake.opened_table import OpenedTable, open_table
 from streamhouse.reading.files._file_planner import FilePlanner
-from streamhouse.reading.files._pruning import LakeQuery
+from streamhouse.reading.files._file_pruning import LakeQuery
 from streamhouse.reading.scan.scan import LakeFile
 
 __all__ = ["LakeFiles", "LakeTable", "older_lake", "open_lake_table"]

@@ -18,7 +18,7 @@ from streamhouse.reading.follow.stream_position import Bootstrap
 from streamhouse.reading.options.options import ReadOptions
 from streamhouse.reading.plan._lake_cut import cut_lake
 from streamhouse.reading.plan._lake_or_log import Readable, cut_by_tier, readable, refuse_loss
-from streamhouse.reading.plan._table_cut import ReadPlan, TableCut, cut_table
+from streamhouse.reading.plan._read_cut import ReadPlan, TableCut, cut_table
 from streamhouse.reading.plan.row_form import stream_request
 from streamhouse.reading.scan.scan import ScanColumn
 

@@ -18,7 +18,7 @@ from streamhouse.core.model.table_state import TableState
 from streamhouse.reading.follow.stream_position import Bootstrap, StreamPosition
 from streamhouse.reading.options.connection import LOG
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan._lake_or_log import check_asked, readable, resolve_starts
+from streamhouse.reading.plan._lake_or_log import check_table_id, readable, resolve_starts
 
 __all__ = ["SnapshotPin", "start_of_stream"]
 
@@ -44,7 +44,7 @@ def start_of_stream(
     )
     if is_bootstrap and state.lake.snapshot_id is not None:
         return _bootstrap(client, state, pin)
-    check_asked(state.table, options)
+    check_table_id(state.table, options)
     starts = resolve_starts(
         options.starting, readable(state, part=name.part), table=str(state.table.path)
     )

@@ -26,7 +26,7 @@ from streamhouse.reading.follow._stream_start import SnapshotPin, start_of_strea
 from streamhouse.reading.follow.stream_position import StreamPosition, advance
 from streamhouse.reading.options.connection import LOG
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan._table_cut import ReadPlan
+from streamhouse.reading.plan._read_cut import ReadPlan
 from streamhouse.reading.scan.scan import ScanColumn
 
 __all__ = ["TableFollower"]

@@ -31,7 +31,7 @@ from streamhouse.reading.imports._import_origin import ImportOrigin
 from streamhouse.reading.imports._import_progress import last_position, steps, version_of
 from streamhouse.reading.options.connection import ICEBERG, TableName
 from streamhouse.reading.options.options import STREAM, ReadOptions, read_options
-from streamhouse.reading.plan._table_cut import ReadPlan
+from streamhouse.reading.plan._read_cut import ReadPlan
 from streamhouse.reading.plan.iceberg_read import (
     open_source,
     plan_appends,

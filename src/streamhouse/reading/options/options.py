@@ -36,7 +36,7 @@ from streamhouse.reading.options.connection import (
     TableName,
     connection_options,
 )
-from streamhouse.reading.options.option_values import (
+from streamhouse.reading.options.name_lists import (
     parse_consumer,
     parse_long_poll_ms,
     parse_names,
@@ -388,20 +388,20 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
     )
 
 
-def _check_part(given: Mapping[str, str], name: TableName) -> None:
+def _check_part(by_key: Mapping[str, str], name: TableName) -> None:
     """Raise for options without a meaning for this part of a table."""
     if name.is_iceberg:
-        part_keys = [key for key in given if key in _BY_KEY and _BY_KEY[key].uses != ALL_USES]
-        _check_source_options(given, [_BY_KEY[key].key for key in part_keys], name)
+        part_keys = [key for key in by_key if key in _BY_KEY and _BY_KEY[key].uses != ALL_USES]
+        _check_source_options(by_key, [_BY_KEY[key].key for key in part_keys], name)
         return
     for key in SKIP_OPTIONS:
-        if key in given:
+        if key in by_key:
             raise InvalidRequestError(
                 f"option '{key}' is for reads of '{name.path}$iceberg'; remove it"
             )
     if not name.is_metadata:
         return
-    for key in given:
+    for key in by_key:
         option = _BY_KEY.get(key)
         if option is not None and option.uses != ALL_USES and option.key != "columns":
             raise InvalidRequestError(
@@ -411,7 +411,7 @@ def _check_part(given: Mapping[str, str], name: TableName) -> None:
 
 
 def _check_source_options(
-    given: Mapping[str, str], read_options: Iterable[str], name: TableName
+    by_key: Mapping[str, str], read_options: Iterable[str], name: TableName
 ) -> None:
     """Raise `InvalidRequestError` for `given` options about logs or our own lake tables."""
     for key in read_options:
@@ -420,38 +420,38 @@ def _check_source_options(
                 f"option '{key}' has no meaning for '{name}', which may be anybody's Iceberg"
                 f" table; its options: {', '.join(_SOURCE_OPTIONS)}"
             )
-    if given.get("startingoffsets", "full").strip().lower() not in ("full", "latest"):
+    if by_key.get("startingoffsets", "full").strip().lower() not in ("full", "latest"):
         raise InvalidRequestError(
             f"option 'startingOffsets' of '{name}' is 'full' (the current snapshot's rows, then"
             f" appends) or 'latest' (only what is appended from now on), not"
-            f" '{given['startingoffsets']}'"
+            f" '{by_key['startingoffsets']}'"
         )
 
 
-def _check_conflicts(given: Mapping[str, str], *, is_bounded: bool) -> None:
-    if given.get("asofsnapshot"):
+def _check_conflicts(by_key: Mapping[str, str], *, is_bounded: bool) -> None:
+    if by_key.get("asofsnapshot"):
         conflicts = ("asOfTimestamp", "endingOffsets", "endingTimestamp")
-        bad = [key for key in conflicts if given.get(key.lower())]
+        bad = [key for key in conflicts if by_key.get(key.lower())]
         if bad or is_bounded:
             raise InvalidRequestError(
                 "option 'asOfSnapshot' reads a whole lake snapshot and cannot be combined with"
                 f" '{bad[0] if bad else 'startingOffsets'}'"
             )
-    if given.get("asoftimestamp") and given.get("endingtimestamp"):
+    if by_key.get("asoftimestamp") and by_key.get("endingtimestamp"):
         raise InvalidRequestError(
             "options 'asOfTimestamp' (inclusive) and 'endingTimestamp' (exclusive) both end the"
             " read; use one"
         )
 
 
-def _value(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T:
-    text = given.get(key.lower()) or _BY_KEY[key.lower()].default
+def _value(by_key: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T:
+    text = by_key.get(key.lower()) or _BY_KEY[key.lower()].default
     return parse(text, name=f"option '{key}'")
 
 
-def optional(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T | None:
+def optional(by_key: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T | None:
     """Return what `parse` makes of an option; None without it."""
-    text = given.get(key.lower())
+    text = by_key.get(key.lower())
     return None if text is None or not text.strip() else parse(text, name=f"option '{key}'")
 
 

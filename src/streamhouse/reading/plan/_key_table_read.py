@@ -38,7 +38,7 @@ from streamhouse.reading.options.connection import LAKE
 from streamhouse.reading.options.options import ReadOptions
 from streamhouse.reading.plan._lake_cut import cut_lake, open_lake
 from streamhouse.reading.plan._lake_or_log import refuse_diverged
-from streamhouse.reading.plan._table_cut import ReadPlan, TableCut
+from streamhouse.reading.plan._read_cut import ReadPlan, TableCut
 from streamhouse.reading.plan.row_form import row_request
 from streamhouse.reading.plan.row_request import RowRequest
 from streamhouse.reading.scan._retraction import UPSERTS

@@ -46,7 +46,7 @@ class LakeCut:
     def files(self, table: TableInfo, rows: RowRequest) -> LakeFiles:
         """Return the files with possible rows of the request."""
         require("lake", "reading rows that were tiered")
-        from streamhouse.reading.files._pruning import LakeQuery
+        from streamhouse.reading.files._file_pruning import LakeQuery
 
         query = LakeQuery(
             ranges=self.ranges,

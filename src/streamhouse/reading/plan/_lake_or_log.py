@@ -35,15 +35,15 @@ from streamhouse.reading.options.options import ReadOptions
 __all__ = [
     "Readable",
     "TierRanges",
-    "check_asked",
+    "check_table_id",
     "cut_by_tier",
     "narrowed",
     "ranges_by_tier",
     "readable",
     "refuse_diverged",
     "refuse_loss",
+    "requested_ranges",
     "resolve_starts",
-    "wanted_ranges",
 ]
 
 _log = logging.getLogger(__name__)
@@ -85,9 +85,9 @@ def ranges_by_tier(client: StorageClient, state: TableState, options: ReadOption
     """
     table, table_id = str(state.table.path), state.table.table_id
     buckets = readable(state, part=options.connection.name.part)
-    check_asked(state.table, options)
+    check_table_id(state.table, options)
     starts = resolve_starts(options.starting, buckets, table=table)
-    ranges = wanted_ranges(starts, options.ending, buckets, table=table)
+    ranges = requested_ranges(starts, options.ending, buckets, table=table)
     tiers = cut_by_tier(ranges, buckets)
     refuse_loss(tiers.lost, buckets, table=table, fail_on_data_loss=options.fail_on_data_loss)
     from_us, to_us = options.from_timestamp_us, options.to_timestamp_us
@@ -186,7 +186,7 @@ def _offered(tiered: int, at: BucketPositions) -> int:
     return tiered if tiered > at.truncated_offset else 0
 
 
-def check_asked(table: TableInfo, options: ReadOptions) -> None:
+def check_table_id(table: TableInfo, options: ReadOptions) -> None:
     """Raise `TableNotFoundError` if offsets of the options belong to a dropped table."""
     for name, offsets in (
         ("startingOffsets", options.starting.offsets),
@@ -220,7 +220,7 @@ def resolve_starts(
     return starts
 
 
-def wanted_ranges(
+def requested_ranges(
     starts: Mapping[int, int],
     ending: Mapping[int, int] | None,
     buckets: Mapping[int, Readable],

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from streamhouse.client import StorageClient
-from streamhouse.reading.plan._table_cut import ReadPlan
+from streamhouse.reading.plan._read_cut import ReadPlan
 from streamhouse.reading.scan.scan import ScanContext, Split
 from streamhouse.reading.scan.split_reader import read_split
 

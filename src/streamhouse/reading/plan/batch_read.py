@@ -2,7 +2,7 @@
 
 One `TableState` pins everything: the lake snapshot and, from the same instant, the positions of all
 buckets. `_lake_or_log.py` decides which rows come from the lake and which from the log;
-`_table_cut.py` makes the plan. Planning asks the service only to turn a time into offsets, and
+`_read_cut.py` makes the plan. Planning asks the service only to turn a time into offsets, and
 about unregistered commits to the lake.
 """
 
@@ -21,8 +21,8 @@ from streamhouse.reading.options.options import ReadOptions
 from streamhouse.reading.plan._key_table_read import plan_key_table_rows
 from streamhouse.reading.plan._lake_cut import cut_lake
 from streamhouse.reading.plan._lake_or_log import ranges_by_tier
+from streamhouse.reading.plan._read_cut import ReadPlan, TableCut, cut_table
 from streamhouse.reading.plan._splits import FILE_OPEN_BYTES, LOG_ROW_BYTES
-from streamhouse.reading.plan._table_cut import ReadPlan, TableCut, cut_table
 from streamhouse.reading.plan.iceberg_read import plan_source_read
 from streamhouse.reading.plan.row_form import RowForm, batch_request
 from streamhouse.reading.plan.row_request import RowRequest

@@ -18,8 +18,8 @@ from streamhouse.core.model.table import TableDescriptor, TableInfo
 from streamhouse.core.model.table_state import TableState
 from streamhouse.reading.options.connection import TableName
 from streamhouse.reading.options.options import ReadOptions
+from streamhouse.reading.plan._read_cut import ReadPlan
 from streamhouse.reading.plan._splits import SplitSizes, lake_pieces, pack
-from streamhouse.reading.plan._table_cut import ReadPlan
 from streamhouse.reading.plan.row_form import row_request
 from streamhouse.reading.plan.row_request import RowRequest
 from streamhouse.reading.plan.scan_schema import scan_context

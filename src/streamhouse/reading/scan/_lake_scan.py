@@ -117,13 +117,13 @@ class _Layout:
     def of(
         cls,
         file: pq.ParquetFile,
-        wanted: Sequence[ScanColumn],
+        requested: Sequence[ScanColumn],
         piece: LakePiece,
         context: ScanContext,
     ) -> _Layout:
         schema = file.schema_arrow
         in_file = FileColumns.of_file(schema, piece.name_mapping, path=piece.path)
-        places = [(column, in_file.position(column.field_id, column.name)) for column in wanted]
+        places = [(column, in_file.position(column.field_id, column.name)) for column in requested]
         columns = [(column, None if at is None else schema.names[at]) for column, at in places]
         renamed = {
             column.name: names

@@ -65,10 +65,10 @@ def read_log_piece(
                     yield rows
             return
         except OffsetOutOfRangeError as error:
-            position = _after_loss(client, piece, position, context, error)
+            position = _skip_loss(client, piece, position, context, error)
 
 
-def _after_loss(
+def _skip_loss(
     client: StorageClient,
     piece: LogPiece,
     position: int,

@@ -48,17 +48,17 @@ class OrderedRows:
         filesystem: LakeFilesystem,
         pieces: Iterable[LakePiece],
         context: ScanContext,
-        wanted: OffsetRange,
+        offsets: OffsetRange,
         *,
         files_open_max: int = FILES_OPEN_MAX,
         window_rows: int = WINDOW_ROWS,
     ) -> None:
-        self.next_offset = wanted.start
+        self.next_offset = offsets.start
         """All rows below it were returned."""
-        self.end_offset = wanted.end
+        self.end_offset = offsets.end
         self._filesystem = filesystem
         self._context = context
-        self._bucket = wanted.bucket
+        self._bucket = offsets.bucket
         self._files_open_max = files_open_max
         self._window_rows = window_rows
         # The next one to open is the last.
@@ -66,7 +66,7 @@ class OrderedRows:
         self._files: list[_File] = []
         # Merged, and not returned yet: they are all there is below `_ready_end`.
         self._ready = _KnownRows(context)
-        self._ready_end = wanted.start
+        self._ready_end = offsets.start
 
     @property
     def held_bytes(self) -> int:
@@ -129,7 +129,7 @@ class OrderedRows:
     def _open(self, piece: LakePiece) -> _File:
         if len(self._files) < self._files_open_max:
             with gone_files(self._context):
-                group_bytes, is_in_order = _looked_at(self._filesystem, piece, self._context)
+                group_bytes, is_in_order = _file_figures(self._filesystem, piece, self._context)
             if is_in_order:
                 return _FileInOrder(self._filesystem, piece, self._context, group_bytes)
         offsets = OffsetRange(bucket=self._bucket, start=self.next_offset, end=self.end_offset)
@@ -250,17 +250,17 @@ class _FileByWindows(_KnownRows):
         filesystem: LakeFilesystem,
         piece: LakePiece,
         context: ScanContext,
-        wanted: OffsetRange,
+        offsets: OffsetRange,
         *,
         window_rows: int,
     ) -> None:
         super().__init__(context)
-        self.known_end = max(wanted.start, _first_offset(piece))
+        self.known_end = max(offsets.start, _first_offset(piece))
         self._filesystem = filesystem
         self._piece = piece
-        self._wanted = wanted
+        self._wanted = offsets
         self._window_rows = window_rows
-        self._last_end = min(wanted.end, piece.offset_end or wanted.end)
+        self._last_end = min(offsets.end, piece.offset_end or offsets.end)
 
     @property
     def held_bytes(self) -> int:
@@ -288,7 +288,7 @@ def _first_offset(piece: LakePiece) -> int:
     return piece.offset_start or 0
 
 
-def _looked_at(
+def _file_figures(
     filesystem: LakeFilesystem, piece: LakePiece, context: ScanContext
 ) -> tuple[int, bool]:
     """Return the compressed size of a file's row groups, and whether the file's offsets ascend."""

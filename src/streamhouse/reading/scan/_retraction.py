@@ -54,14 +54,14 @@ def retracted_mask(
     return np.asarray(near[positions] == offsets)
 
 
-def change_type_mask(names: pa.StringArray, wanted: Sequence[int]) -> npt.NDArray[np.bool_]:
+def change_type_mask(names: pa.StringArray, change_types: Sequence[int]) -> npt.NDArray[np.bool_]:
     """Return for each name made by `change_type_array` whether the change type is requested."""
     _, ends, text = names.buffers()
     keep = np.zeros(len(names), dtype=np.bool_)
     if len(names):
         first = int(np.frombuffer(ends, dtype=np.int32)[names.offset])
         letters = np.frombuffer(text, dtype=np.uint8)[first : first + 2 * len(names)].reshape(-1, 2)
-        for code in wanted:
+        for code in change_types:
             keep |= (letters == _NAME_BYTES[code]).all(axis=1)
     return keep
 

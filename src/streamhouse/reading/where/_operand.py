@@ -139,10 +139,10 @@ def piece(node: exp.Expr) -> str:
     return text if len(text) <= PIECE_CHARACTERS_MAX else text[: PIECE_CHARACTERS_MAX - 3] + "..."
 
 
-def check_arguments(node: exp.Expr, *known: str) -> None:
+def check_arguments(node: exp.Expr, *translated: str) -> None:
     """Refuse `node` if it has anything that the caller does not translate."""
     for name, value in node.args.items():
-        if name not in known and value not in (None, False, []):
+        if name not in translated and value not in (None, False, []):
             raise refuse(f"{piece(node)} is not supported")
 
 

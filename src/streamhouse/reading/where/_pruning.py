@@ -93,17 +93,20 @@ def _possible(node: Node, statistics: Mapping[str, ColumnStatistics]) -> _Possib
     return _Possible(true and may_be_valid, false and may_be_valid, may_be_null)
 
 
-def _nulls(known: ColumnStatistics) -> tuple[bool, bool]:
+def _nulls(statistics: ColumnStatistics) -> tuple[bool, bool]:
     """Return whether a row may be NULL, and whether a row may be something else."""
-    if known.null_count is None:
+    if statistics.null_count is None:
         return True, True
-    return known.null_count > 0, known.row_count is None or known.null_count < known.row_count
+    return (
+        statistics.null_count > 0,
+        statistics.row_count is None or statistics.null_count < statistics.row_count,
+    )
 
 
-def _may(known: ColumnStatistics, operator: Operator, value: Any, *, is_float: bool) -> bool:
+def _may(statistics: ColumnStatistics, operator: Operator, value: Any, *, is_float: bool) -> bool:
     """Return whether some non-NULL value may compare TRUE with `value`."""
-    low: Any = known.minimum
-    high: Any = known.maximum
+    low: Any = statistics.minimum
+    high: Any = statistics.maximum
     if is_float and math.isnan(value):
         return operator != ">"
     match operator:
@@ -121,8 +124,8 @@ def _may(known: ColumnStatistics, operator: Operator, value: Any, *, is_float: b
             return is_float or high is None or bool(high >= value)
 
 
-def _may_start_with(known: ColumnStatistics, prefix: str) -> bool:
-    low, high = known.minimum, known.maximum
+def _may_start_with(statistics: ColumnStatistics, prefix: str) -> bool:
+    low, high = statistics.minimum, statistics.maximum
     if isinstance(high, str) and high < prefix:
         return False
     # Every string with the prefix is below any `low` whose own beginning is above the prefix.

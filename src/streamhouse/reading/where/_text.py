@@ -45,9 +45,9 @@ _ESCAPED: Final = {
 }
 
 
-def refuse(what: str) -> InvalidPredicateError:
+def refuse(piece: str) -> InvalidPredicateError:
     """Return the error for a piece without pushdown."""
-    return InvalidPredicateError(f"where: {what}; use DataFrame.filter for it")
+    return InvalidPredicateError(f"where: {piece}; use DataFrame.filter for it")
 
 
 def parse_date(text: str) -> int:

@@ -17,7 +17,7 @@ from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.lake.snapshots.live_files import unreadable_format
 from streamhouse.reading.options.options import BATCH, read_options
 from streamhouse.reading.plan.lake_bucket import lake_bucket_rows
-from streamhouse.reading.plan.table_read import count_rows
+from streamhouse.reading.plan.pinned_table import count_rows
 from tests.support.foreign_deletes import (
     commit_carried_files,
     commit_compaction,

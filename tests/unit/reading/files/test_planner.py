@@ -21,7 +21,7 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.lake.snapshots.live_files import DeleteEntry, data_files
-from streamhouse.reading.files._pruning import LakeQuery
+from streamhouse.reading.files._file_pruning import LakeQuery
 from streamhouse.reading.files.planner import LakeTable, open_lake_table
 from streamhouse.reading.where.parser import parse_predicate
 from tests.support.foreign_deletes import (
@@ -363,7 +363,7 @@ def test_planning_loads_neither_pandas_nor_datasets(world: UnionWorld) -> None:
     program = f"""
 import json, sys
 from streamhouse.reading.files.planner import open_lake_table
-from streamhouse.reading.files._pruning import LakeQuery
+from streamhouse.reading.files._file_pruning import LakeQuery
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.core.model.schema import Schema
 import pyarrow as pa

@@ -25,8 +25,8 @@ from streamhouse.reading.plan._lake_or_log import (
     cut_by_tier,
     narrowed,
     refuse_loss,
+    requested_ranges,
     resolve_starts,
-    wanted_ranges,
 )
 
 TIERED = Readable(lake_end=100, log_start=60, end=150)
@@ -62,19 +62,19 @@ def test_an_offset_above_the_end_names_the_valid_range() -> None:
     with pytest.raises(OffsetOutOfRangeError, match=r"offset 151, but the valid range is \[60, 15"):
         starts('{"0": 151}', LOG_ONLY)
     with pytest.raises(OffsetOutOfRangeError, match="'endingOffsets' asks for offset 151"):
-        wanted_ranges({0: 60}, {0: 151}, {0: LOG_ONLY}, table="t")
+        requested_ranges({0: 60}, {0: 151}, {0: LOG_ONLY}, table="t")
 
 
 def test_a_bucket_that_does_not_exist() -> None:
     with pytest.raises(BucketNotFoundError, match="has no bucket 3; its buckets are 0 to 0"):
         starts('{"3": 1}', LOG_ONLY)
     with pytest.raises(BucketNotFoundError, match="has no bucket 3"):
-        wanted_ranges({0: 60}, {3: 1}, {0: LOG_ONLY}, table="t")
+        requested_ranges({0: 60}, {3: 1}, {0: LOG_ONLY}, table="t")
 
 
 def test_a_read_that_ends_before_it_starts() -> None:
     with pytest.raises(InvalidRequestError, match="ends at offset 70, before it starts at 80"):
-        wanted_ranges({0: 80}, {0: 70}, {0: LOG_ONLY}, table="t")
+        requested_ranges({0: 80}, {0: 70}, {0: LOG_ONLY}, table="t")
 
 
 def test_a_range_is_cut_at_the_tiered_offset() -> None:

@@ -15,7 +15,7 @@ import pytest
 from streamhouse.core.model.partitioning import Clustering
 from streamhouse.core.model.schema import Schema
 from streamhouse.lake.files.bounds import ColumnStatistics
-from streamhouse.reading.files._pruning import UNKNOWN_SHARE, read_share
+from streamhouse.reading.files._file_pruning import UNKNOWN_SHARE, read_share
 from streamhouse.reading.options.options import BATCH, as_options, read_options
 from streamhouse.reading.plan.batch_read import plan_batch_read
 from streamhouse.reading.plan.scan_schema import output_columns

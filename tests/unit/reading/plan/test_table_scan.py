@@ -12,9 +12,9 @@ import pytest
 
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import InvalidRequestError, OffsetOutOfRangeError
+from streamhouse.reading.plan._read_cut import ReadPlan
 from streamhouse.reading.plan._splits_read import read_splits, stream_splits
-from streamhouse.reading.plan._table_cut import ReadPlan
-from streamhouse.reading.plan.table_read import TableScan
+from streamhouse.reading.plan.pinned_table import TableScan
 from streamhouse.reading.scan.scan import RowsPiece, ScanContext, Split
 from tests.support.scan_context import scan_context
 

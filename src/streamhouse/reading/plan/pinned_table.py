@@ -19,8 +19,8 @@ from streamhouse.core.model.table_state import TableState
 from streamhouse.core.model.values.notebook import html_of_schema
 from streamhouse.reading.options.options import ReadOptions, ShapeOptions
 from streamhouse.reading.plan._key_table_read import plan_key_table_changes
+from streamhouse.reading.plan._read_cut import ReadPlan
 from streamhouse.reading.plan._splits_read import read_splits, stream_splits
-from streamhouse.reading.plan._table_cut import ReadPlan
 from streamhouse.reading.plan.batch_read import plan_batch_read
 from streamhouse.reading.plan.iceberg_read import source_state
 from streamhouse.reading.plan.metadata_tables import metadata_rows, metadata_schema
