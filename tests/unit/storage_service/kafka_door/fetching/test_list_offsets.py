@@ -138,7 +138,7 @@ async def test_the_end_of_what_was_read_under_a_leader_epoch(tmp_path: Path) -> 
             assert found == [
                 (none, epoch, 60),
                 (none, epoch, 60),
-                (none, epoch, 20),
+                (none, epoch, 0),
                 (none, -1, -1),
                 (ErrorCode.fenced_leader_epoch, -1, -1),
                 (ErrorCode.unknown_leader_epoch, -1, -1),
