@@ -33,9 +33,9 @@ async def test_a_time_in_the_lake_and_rows_from_an_offset_on(tmp_path: Path) -> 
         assert await _asked(world, timestamp_us=str(1 << 60)) == (200, {"0": 60})
 
 
-async def test_a_service_without_a_lake_refuses_a_time_it_cannot_tell(tmp_path: Path) -> None:
+async def test_a_time_of_rows_in_neither_tier_is_refused(tmp_path: Path) -> None:
     async with kafka_world(tmp_path) as world:
-        await tiered_clicks(world, MemoryHistory())
+        await tiered_clicks(world, MemoryHistory(), end=10, log_start=20)
 
         status, message = await _asked(world, timestamp_us="1")
         assert (status, "rows [0, 20) have left the log" in str(message)) == (416, True)
