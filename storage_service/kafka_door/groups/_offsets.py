@@ -183,7 +183,7 @@ async def _all_topics(
         return await all_positions(exchange, usable)
     except StreamhouseError as failure:
         exchange.report(failure)
-        return code_for_members(failure)
+        return _fetched_later(code_for_members(failure))
 
 
 async def _group_answer(
@@ -213,9 +213,18 @@ async def _group_answer(
             return {"topics": topics}
         except StreamhouseError as failure:
             exchange.report(failure)
-            error = code_for_members(failure)
+            error = _fetched_later(code_for_members(failure))
     exchange.note(error)
     return _refused_group(query.topics, error)
+
+
+def _fetched_later(code: ErrorCode) -> ErrorCode:
+    """Return the code after which every client asks the same coordinator for positions again.
+
+    librdkafka 2.16 asks once: after `not_coordinator` its consumer looks up the coordinator, but
+    keeps an assignment without positions, and reads nothing until the next rebalance.
+    """
+    return ErrorCode.coordinator_load_in_progress if code is ErrorCode.not_coordinator else code
 
 
 async def _topic(
@@ -260,7 +269,7 @@ def _refused_group(asked_topics: Iterable[Any] | None, code: ErrorCode) -> Mappi
 
 def refuse_offset_fetch(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
     """Return an answer with the code for every group."""
-    code = retriable_by_members(code)
+    code = _fetched_later(retriable_by_members(code))
     groups = getattr(request, "groups", None)
     if groups is None:
         return _refused_group(request.topics, code)

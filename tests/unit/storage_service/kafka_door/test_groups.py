@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from streamhouse.core.errors import NotOwnerError
+from streamhouse.core.errors import NotOwnerError, UnavailableError
 from streamhouse.storage_service.kafka.groups._member import Member
 from streamhouse.storage_service.kafka.groups.coordinator import GroupLimits
 from streamhouse.storage_service.kafka.groups.coordinator_shard import coordinator_of
 from streamhouse.storage_service.kafka.topics import table_paths_of
+from streamhouse.storage_service.kafka_door.groups import _offsets
 from streamhouse.storage_service.server.access._grants import token_hash
 from tests.support.in_process_service import (
     EVENTS,
@@ -25,6 +26,7 @@ from tests.support.in_process_service import (
     table_descriptor,
     until,
 )
+from tests.support.kafka_group import LibrdkafkaMember, PollingGroup
 from tests.support.kafka_world import KafkaClient, KafkaWorld, kafka_door, kafka_world
 from tests.support.memory_store import MemoryStore
 from tests.support.shard_world import ShardWorld
@@ -271,7 +273,7 @@ async def test_a_process_that_owns_nothing_any_more_takes_no_positions_and_keeps
         gone = ErrorCode.not_coordinator
         assert await _heartbeat(client, joined) is gone
         assert await _commit(client, {0: 5}, joined=joined) == {0: gone}
-        assert await _fetch(client, [0]) is gone
+        assert await _fetch(client, [0]) is ErrorCode.coordinator_load_in_progress
         assert (await _join(client, joined.member_id)).error_code is gone
         described = await client.call(DESCRIBE, 5, groups=[GROUP])
         assert described.groups[0].error_code is gone
@@ -279,6 +281,29 @@ async def test_a_process_that_owns_nothing_any_more_takes_no_positions_and_keeps
         assert deleted.results[0].error_code is gone
         tenure.is_over = False
         assert await _fetch(client, [0]) == {"events": {0: 4}}
+
+
+async def test_librdkafka_asks_again_for_positions_that_are_unavailable_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refusals = _offsets.positions, 3
+
+    async def unavailable_at_first(*arguments: Any) -> Any:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise UnavailableError("the lease ran out a moment ago")
+        return await real(*arguments)
+
+    monkeypatch.setattr(_offsets, "positions", unavailable_at_first)
+    async with group_world(tmp_path) as world:
+        brokers = str(world.door.address)
+        group = PollingGroup(lambda: LibrdkafkaMember(brokers, "events", GROUP), patience_s=30)
+        group.start()
+        try:
+            await asyncio.to_thread(group.wait_for, 15)
+        finally:
+            await asyncio.to_thread(group.end)
 
 
 async def test_a_group_begins_after_a_moment_by_itself(tmp_path: Path) -> None:
@@ -528,10 +553,12 @@ async def test_positions_in_tables_of_other_shards_are_kept_there(tmp_path: Path
             joined = await _join(client, group_id=other_id)
             assert joined.error_code is ErrorCode.not_coordinator
 
-            # To say that there are no positions would make the group begin anew.
+            # An answer without positions would make the group begin anew, and after
+            # not_coordinator librdkafka does not ask again.
             del shards.services["http://b:1"]
-            assert await _fetch(client, [0], **given) is ErrorCode.not_coordinator
-            assert await _fetch(client, group_id=group_id) is ErrorCode.not_coordinator
+            later = ErrorCode.coordinator_load_in_progress
+            assert await _fetch(client, [0], **given) is later
+            assert await _fetch(client, group_id=group_id) is later
             assert await _commit(client, {0: 4}, **given) == {0: ErrorCode.not_coordinator}
             shards.services["http://b:1"] = b
             deleted = await client.call(DELETE, 2, groups_names=[group_id])

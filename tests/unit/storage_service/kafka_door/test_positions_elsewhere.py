@@ -112,7 +112,7 @@ async def test_a_group_has_its_positions_or_none_are_known_while_a_table_opens_a
         finally:
             go_on.set()
         assert not await ending
-        assert position is ErrorCode.not_coordinator
+        assert position is ErrorCode.coordinator_load_in_progress
         assert {p.error_code for p in seen.topics[0].partitions} == {ErrorCode.leader_not_available}
         assert answer.status == 503
         assert await shards.position() == 7
@@ -131,7 +131,7 @@ async def test_a_table_that_leaves_its_shard_while_it_is_asked_has_positions_nob
         await b.service.manager.drop_table(_EVENTS)
         shards.world.go_on.set()
 
-        assert await asked is ErrorCode.not_coordinator
+        assert await asked is ErrorCode.coordinator_load_in_progress
         assert await shards.position() == -1
 
 
