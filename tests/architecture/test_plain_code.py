@@ -48,10 +48,9 @@ class Bars(NamedTuple):
 _PLAIN: Final = Bars(1.0, 4.0, 0.5)
 BARS: Final[dict[str, Bars]] = {
     "streamhouse": Bars(1.0, 6.7, 0.5),
-    "streamhouse.reading": Bars(7.2, 9.5, 4.8),
-    "streamhouse.storage_service.directory": Bars(8.5, 13.4, 8.2),
-    "streamhouse.storage_service.engine": Bars(6.4, 12.8, 9.8),
-    "streamhouse.storage_service.operations": Bars(7.6, 12.1, 10.2),
+    "streamhouse.reading": Bars(6.9, 9.4, 4.5),
+    "streamhouse.storage_service.engine": Bars(6.2, 12.6, 9.5),
+    "streamhouse.storage_service.operations": Bars(7.5, 12.1, 10.2),
 }
 
 
