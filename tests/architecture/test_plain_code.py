@@ -46,12 +46,7 @@ class Bars(NamedTuple):
 
 # What every room may have in the end, and what the rooms have that are not there yet.
 _PLAIN: Final = Bars(1.0, 4.0, 0.5)
-BARS: Final[dict[str, Bars]] = {
-    "streamhouse": Bars(1.0, 6.7, 0.5),
-    "streamhouse.reading": Bars(6.9, 9.4, 4.5),
-    "streamhouse.storage_service.engine": Bars(6.2, 12.6, 9.5),
-    "streamhouse.storage_service.operations": Bars(7.5, 12.1, 10.2),
-}
+BARS: Final[dict[str, Bars]] = {}
 
 
 @cache
