@@ -53,6 +53,11 @@ STEPS: Final = {
         "storage_service.kafka_door.registry._schema_desk", "_with_reading_schemas", _HELD
     ),
     "records-read": Place("storage_service.kafka_door.producing._decoding", "rows_of", _BUG),
+    "positions-read": Place(
+        "storage_service.kafka_door.groups._offsets",
+        "positions",
+        "a lease runs out between the answers to two requests of a member",
+    ),
     "table-found": Place("storage_service.server.service", "Service._find", _BUG),
     "catalog-answering": Place(
         "storage_service.rest_catalog.rest_api", "RestCatalogApi.answer", _HELD

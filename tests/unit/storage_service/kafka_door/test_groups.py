@@ -18,8 +18,8 @@ from streamhouse.storage_service.kafka.groups._member import Member
 from streamhouse.storage_service.kafka.groups.coordinator import GroupLimits
 from streamhouse.storage_service.kafka.groups.coordinator_shard import coordinator_of
 from streamhouse.storage_service.kafka.topics import table_paths_of
-from streamhouse.storage_service.kafka_door.groups import _offsets
 from streamhouse.storage_service.server.access._grants import token_hash
+from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,
     event_rows,
@@ -286,16 +286,16 @@ async def test_a_process_that_owns_nothing_any_more_takes_no_positions_and_keeps
 async def test_librdkafka_asks_again_for_positions_that_are_unavailable_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, refusals = _offsets.positions, 3
+    refusals = 3
 
-    async def unavailable_at_first(*arguments: Any) -> Any:
+    async def unavailable_at_first(real: Any, *arguments: Any) -> Any:
         nonlocal refusals
         if refusals:
             refusals -= 1
             raise UnavailableError("the lease ran out a moment ago")
         return await real(*arguments)
 
-    monkeypatch.setattr(_offsets, "positions", unavailable_at_first)
+    around(monkeypatch, "positions-read", unavailable_at_first)
     async with group_world(tmp_path) as world:
         brokers = str(world.door.address)
         group = PollingGroup(lambda: LibrdkafkaMember(brokers, "events", GROUP), patience_s=30)
