@@ -13,20 +13,18 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from streamhouse.core.errors import NotOwnerError, UnavailableError
+from streamhouse.core.errors import NotOwnerError
 from streamhouse.storage_service.kafka.groups._member import Member
 from streamhouse.storage_service.kafka.groups.coordinator import GroupLimits
 from streamhouse.storage_service.kafka.groups.coordinator_shard import coordinator_of
 from streamhouse.storage_service.kafka.topics import table_paths_of
 from streamhouse.storage_service.server.access._grants import token_hash
-from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,
     event_rows,
     table_descriptor,
     until,
 )
-from tests.support.kafka_group import LibrdkafkaMember, PollingGroup
 from tests.support.kafka_world import KafkaClient, KafkaWorld, kafka_door, kafka_world
 from tests.support.memory_store import MemoryStore
 from tests.support.shard_world import ShardWorld
@@ -281,29 +279,6 @@ async def test_a_process_that_owns_nothing_any_more_takes_no_positions_and_keeps
         assert deleted.results[0].error_code is gone
         tenure.is_over = False
         assert await _fetch(client, [0]) == {"events": {0: 4}}
-
-
-async def test_librdkafka_asks_again_for_positions_that_are_unavailable_for_a_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusals = 3
-
-    async def unavailable_at_first(real: Any, *arguments: Any) -> Any:
-        nonlocal refusals
-        if refusals:
-            refusals -= 1
-            raise UnavailableError("the lease ran out a moment ago")
-        return await real(*arguments)
-
-    around(monkeypatch, "positions-read", unavailable_at_first)
-    async with group_world(tmp_path) as world:
-        brokers = str(world.door.address)
-        group = PollingGroup(lambda: LibrdkafkaMember(brokers, "events", GROUP), patience_s=30)
-        group.start()
-        try:
-            await asyncio.to_thread(group.wait_for, 15)
-        finally:
-            await asyncio.to_thread(group.end)
 
 
 async def test_a_group_begins_after_a_moment_by_itself(tmp_path: Path) -> None:
