@@ -528,8 +528,7 @@ async def test_positions_in_tables_of_other_shards_are_kept_there(tmp_path: Path
             joined = await _join(client, group_id=other_id)
             assert joined.error_code is ErrorCode.not_coordinator
 
-            # An answer without positions would make the group begin anew, and after
-            # not_coordinator librdkafka does not ask again.
+            # An answer without positions would make the group begin anew.
             del shards.services["http://b:1"]
             later = ErrorCode.coordinator_load_in_progress
             assert await _fetch(client, [0], **given) is later
