@@ -35,6 +35,7 @@ DESCRIBE, LIST, DELETE, OFFSET_DELETE = 15, 16, 42, 47
 # Nobody waits for its end, however slow the machine is.
 SESSION = datetime.timedelta(minutes=5)
 GROUP = "billing"
+_LATER = ErrorCode.coordinator_load_in_progress
 
 
 def _begins_at_once(world: KafkaWorld) -> None:
@@ -271,7 +272,7 @@ async def test_a_process_that_owns_nothing_any_more_takes_no_positions_and_keeps
         gone = ErrorCode.not_coordinator
         assert await _heartbeat(client, joined) is gone
         assert await _commit(client, {0: 5}, joined=joined) == {0: gone}
-        assert await _fetch(client, [0]) is ErrorCode.coordinator_load_in_progress
+        assert await _fetch(client, [0]) is _LATER
         assert (await _join(client, joined.member_id)).error_code is gone
         described = await client.call(DESCRIBE, 5, groups=[GROUP])
         assert described.groups[0].error_code is gone
@@ -530,9 +531,8 @@ async def test_positions_in_tables_of_other_shards_are_kept_there(tmp_path: Path
 
             # An answer without positions would make the group begin anew.
             del shards.services["http://b:1"]
-            later = ErrorCode.coordinator_load_in_progress
-            assert await _fetch(client, [0], **given) is later
-            assert await _fetch(client, group_id=group_id) is later
+            assert await _fetch(client, [0], **given) is _LATER
+            assert await _fetch(client, group_id=group_id) is _LATER
             assert await _commit(client, {0: 4}, **given) == {0: ErrorCode.not_coordinator}
             shards.services["http://b:1"] = b
             deleted = await client.call(DELETE, 2, groups_names=[group_id])
@@ -565,7 +565,6 @@ async def test_groups_that_are_named_many_times_are_answered_once(tmp_path: Path
         described = await client.call(DESCRIBE, 5, groups=[GROUP] * 2_000)
         asked = [{"group_id": GROUP, "topics": None}] * 2_000
         fetched = await client.call(OFFSET_FETCH, 8, groups=asked)
-
         assert [group.group_id for group in described.groups] == [GROUP]
         assert [group.group_id for group in fetched.groups] == [GROUP]
 
