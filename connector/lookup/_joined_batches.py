@@ -12,7 +12,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +29,7 @@ from streamhouse.connector.lookup._shared_tables import shared_by_executor
 from streamhouse.connector.lookup._table_cut import PlannedTable
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.casts.lossless import fitted, may_fit
+from streamhouse.core.threads import Pool
 from streamhouse.reading.options.connection import client_for
 from streamhouse.reading.scan.split_reader import coalesce
 
@@ -139,7 +140,7 @@ def _matched(
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[_Matched]:
     memory = _memory_of(plan, clock())
-    with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-lookup") as asking:
+    with Pool("streamhouse-lookup", 1) as asking:
         waiting: _Window | None = None
         for batch in _windows(batches, window_rows):
             matched = None if waiting is None else _completed(waiting, memory)
@@ -165,7 +166,7 @@ def _started(
     memory: _Memory,
     plan: LookupPlan,
     source: RowSource,
-    asking: ThreadPoolExecutor,
+    asking: Pool,
     time_s: float,
 ) -> _Window:
     keys, valid = _keys_of(batch, plan)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -37,6 +37,7 @@ from streamhouse.core.errors import (
     UnavailableError,
 )
 from streamhouse.core.model.transaction import TransactionStatus
+from streamhouse.core.threads import Pool
 from streamhouse.reading.options.connection import client_for
 from streamhouse.reading.scan.split_reader import coalesce
 
@@ -121,7 +122,7 @@ def _write_directly(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> W
     shaped = (target.shape.apply(batch) for batch in batches if batch.num_rows)
     # One request is on its way while Spark makes the next batch. A second concurrent request could
     # change the order.
-    with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-write") as sender:
+    with Pool("streamhouse-write", 1) as sender:
         pending: Future[None] | None = None
         for batch in coalesce(shaped, rows_max=REQUEST_ROWS):
             if pending is not None:
@@ -342,7 +343,7 @@ def _stage(
     parts: list[str] = []
     pending: Future[str] | None = None
     rows = coalesce(_shaped(target, batches, sequence, sieve), rows_max=REQUEST_ROWS)
-    with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-stage") as sender:
+    with Pool("streamhouse-stage", 1) as sender:
         for batch in rows:
             transaction = opened.transaction()
             if transaction.is_skipped:

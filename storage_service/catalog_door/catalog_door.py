@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -39,6 +38,7 @@ from streamhouse.core.model.lake.facts import (
     LakeState,
 )
 from streamhouse.core.model.table import TablePath
+from streamhouse.core.threads import Pool
 from streamhouse.lake.guards.live_tables import LiveTable
 from streamhouse.storage_service.catalog_door._shard_of_request import handed_on
 from streamhouse.storage_service.config import ServiceConfig
@@ -134,7 +134,7 @@ class CatalogDoor(Door):
 
     def __init__(self, config: ServiceConfig) -> None:
         # A pool starts its threads with the first requests.
-        self._threads = ThreadPoolExecutor(config.catalog_threads, thread_name_prefix="catalog")
+        self._threads = Pool("catalog", config.catalog_threads)
         self._lock = threading.Lock()
         self._api: RestCatalogApi | None = None
         self._requests = 0

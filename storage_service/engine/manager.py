@@ -13,7 +13,6 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from streamhouse.core.backoff import Backoff
@@ -26,6 +25,7 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.rows.companion import companion_of, in_opening_order
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.directory.data_directory import DataDirectory
@@ -100,7 +100,7 @@ class TabletManager:
         self._committer = GroupCommitter(self._publish_soon, limits=limits, replication=replication)
         self._leaving: dict[TablePath, OpenTable] = {}  # of `away`: they are still read here
         self._deferred: set[LogTablet] = set()  # of keys and transactions: writers publish them
-        self._key_threads = ThreadPoolExecutor(config.key_threads, thread_name_prefix="keys")
+        self._key_threads = Pool("keys", config.key_threads)
         self._opener = TableOpener(
             config,
             directory=directory,

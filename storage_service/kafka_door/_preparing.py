@@ -11,8 +11,8 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.kafka.messages.prepared import prepare
 from streamhouse.storage_service.kafka_door._api import Api
 
@@ -27,12 +27,12 @@ class Preparing:
     def __init__(self, apis: Iterable[Api]) -> None:
         self._versions = list(_newest_first(apis))
         self._is_over = threading.Event()
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: Pool | None = None
         self._done: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
         """Begin; call once."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-messages")
+        self._thread = Pool("kafka-messages", 1)
         self._done = asyncio.get_running_loop().run_in_executor(self._thread, self._prepare)
 
     async def wait_done(self) -> None:

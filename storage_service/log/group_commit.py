@@ -25,7 +25,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final, NamedTuple
@@ -40,6 +39,7 @@ from streamhouse.core.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.core.threads import NamedThread, Pool
 from streamhouse.core.traces.stages import Stages
 from streamhouse.storage_service.log._stored_in_order import ReplicaLag, StoredInOrder
 from streamhouse.storage_service.log.append_queue import AppendResult, RoutedBatch
@@ -198,7 +198,7 @@ class GroupCommitter:
         self._bytes = 0
         self._stopping = False
         self._counting = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = NamedThread(name, self._run)
         self._thread.start()
 
     @property
@@ -411,7 +411,7 @@ class _Syncs:
     """Syncs the logs of a group, on the commit thread or on several threads."""
 
     def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix=f"{name}-sync")
+        self._executor = Pool(f"{name}-sync", _SYNC_THREADS)
         self._log_s = 0.0
         """The estimated time of one sync."""
 

@@ -7,12 +7,12 @@ Reads only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamhouse.core.errors import CorruptDataError, StreamhouseError
 from streamhouse.core.model.table import TablePath
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.operations.findings import Finding, Severity
 from streamhouse.storage_service.ownership.journal.names import DIRECTORY
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
@@ -161,7 +161,7 @@ def _contents(
             return error
 
     keys = list(keys)
-    with ThreadPoolExecutor(_THREADS, "directory-check") as threads:
+    with Pool("directory-check", _THREADS) as threads:
         results = dict(zip(keys, threads.map(read, keys), strict=True))
     contents = {}
     for key, content in results.items():

@@ -9,12 +9,12 @@ resulting trees.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.core.model.progress import NO_PROGRESS, Progress
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.operations.findings import Finding, Severity
 from streamhouse.storage_service.ownership.journal.checkpoints.manifest import Manifest
 from streamhouse.storage_service.ownership.journal.checkpoints.packs import read_packed
@@ -277,7 +277,7 @@ def _check_checkpoint(
             progress.done(piece.length)
         return ""
 
-    with ThreadPoolExecutor(_THREADS, "journal-check") as threads:
+    with Pool("journal-check", _THREADS) as threads:
         problems = sorted(filter(None, set(threads.map(problem, pieces))))
     for problem_text in problems:
         report.error(key, problem_text)

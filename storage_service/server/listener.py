@@ -12,13 +12,13 @@ import dataclasses
 import functools
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import uvicorn
@@ -29,6 +29,7 @@ from streamhouse.core.errors import UnavailableError
 from streamhouse.core.model.lake.facts import LakeCatalog, LakeState
 from streamhouse.core.model.lake.older_rows import LakeBucket, LakeHistory
 from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.core.threads import Pool, timer
 from streamhouse.core.traces.exporter_settings import opened_spans
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
@@ -150,6 +151,9 @@ def _lake_history(catalog: LakeCatalog) -> LakeHistory:
 
 
 async def _serve(make_process: Callable[..., _Process], recovery: KeyRecovery) -> None:
+    # For `asyncio.to_thread`, with the bound of asyncio's own pool.
+    bound = min(32, (os.cpu_count() or 1) + 4)
+    asyncio.get_running_loop().set_default_executor(Pool("default", bound))
     # Signal handlers come first: a caller may send a signal right after the ready line.
     process = make_process(signals=_StopSignals())
     try:
@@ -208,7 +212,7 @@ async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
             if takeover is None:
                 await taker.close()
         if takeover is not None:
-            with ThreadPoolExecutor(_STORE_READS, thread_name_prefix="directory") as reads:
+            with Pool("directory", _STORE_READS) as reads:
                 await _serve_owned(
                     process,
                     recovery,
@@ -289,10 +293,7 @@ def _give_up_after(config: ServiceConfig) -> threading.Timer:
             exit_code=NOT_STORED_EXIT_CODE,
         )
 
-    timer = threading.Timer(timeout_s, give_up)
-    timer.daemon = True
-    timer.start()
-    return timer
+    return timer("give-up", timeout_s, give_up)
 
 
 class _Process:
@@ -321,8 +322,8 @@ class _Process:
         self.endpoint = endpoint_of(listening, config)
         self.metrics = ServiceMetrics()
         # Two pools: the creation of a table with thousands of buckets must not delay rows.
-        self.workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="rows")
-        self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
+        self.workers = Pool("rows", config.worker_threads)
+        self.disk = Pool("disk", _DISK_THREADS)
         self.runtime = Runtime(executor=self.disk, observer=self.metrics)
         self._listening = [listening, *shared_sockets()]
         self._certificate = certificate

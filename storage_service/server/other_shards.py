@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -24,6 +23,7 @@ from streamhouse.core.errors import (
     suggestion,
 )
 from streamhouse.core.model.table import TablePath
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.upkeep.jobs import Job
 from streamhouse.storage_service.ownership.shards.chain import Each
@@ -116,7 +116,7 @@ class Shards:
         self._directory = directory
         self._owners = owners
         self._manager = manager
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="shards")
+        self._threads = Pool("shards", _THREADS)
         self._load_millicores = load_millicores or _Load().millicores
         self._recorded: ShardRecord | None = None
         self._elsewhere_last: dict[TablePath, str] = {}

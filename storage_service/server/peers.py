@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from streamhouse.client.http.endpoint import parse_endpoint
 from streamhouse.core.errors import UnavailableError, UnknownOutcomeError
+from streamhouse.core.threads import Pool
 
 __all__ = ["HANDED_ON", "HttpPeers", "PeerAnswer", "PeerRequest", "Peers"]
 
@@ -91,7 +91,7 @@ class HttpPeers:
         """`is_tls`: all processes of the service are reached by https."""
         self._is_tls = is_tls
         # A pool starts its threads with the first requests.
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="peers")
+        self._threads = Pool("peers", _THREADS)
 
     def close(self) -> None:
         """Wait for the requests in progress."""

@@ -115,6 +115,10 @@ def _service(rng: random.Random) -> dict[str, Any]:
         "written_rows_per_s": float(written[-1]),
         "read_rows_per_s": float(read[-1]),
         "processor_share": 0.83,
+        "threads": [
+            {"name": "rows", "alive": 3, "bound": 4},
+            {"name": "disk", "alive": 2, "bound": 4},
+        ],
         "latency": {
             "write": {"p50_ms": 1.42, "p99_ms": 6.8},
             "lookup": {"p50_ms": 0.31, "p99_ms": 1.1},

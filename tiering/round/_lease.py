@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from streamhouse.core.errors import FencedError, NotFoundError, StreamhouseError
+from streamhouse.core.threads import NamedThread
 from streamhouse.tiering._ports import RoundObserver, TieringClient
 
 __all__ = ["Lease", "RoundTracker"]
@@ -83,7 +84,7 @@ class Lease:
         self._held_until_s = monotonic_s() + self._lease_s
         self._lost: StreamhouseError | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="tiering-lease", daemon=True)
+        self._thread = NamedThread("tiering-lease", self._beat)
 
     def __enter__(self) -> Lease:
         self._thread.start()

@@ -11,6 +11,7 @@ from typing import Final
 from streamhouse.client import LogBatch, StorageClient
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.threads import NamedThread
 
 __all__ = ["LogChunk", "read_chunks", "read_log"]
 
@@ -100,7 +101,7 @@ def _ahead(open_chunks: Callable[[], Iterator[LogChunk]]) -> Iterator[LogChunk]:
         except BaseException as error:  # noqa: BLE001 - raised again in the reading thread
             ready.put(error)
 
-    thread = threading.Thread(target=read, name="tiering-read", daemon=True)
+    thread = NamedThread("tiering-read", read)
     thread.start()
     try:
         while (item := ready.get()) is not None:

@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from streamhouse.core.errors import StreamhouseError, UnavailableError, UnsupportedError
+from streamhouse.core.threads import NamedThread
 from streamhouse.tiering.tasks._lake_task import SplitResult, TieringSplit, run_split
 from streamhouse.tiering.tasks._rewrite_task import RewriteResult, RewriteTask, run_rewrite
 
@@ -134,7 +135,7 @@ class _Watcher:
         self._cancel = cancel
         self._reported = 0
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="tiering-spark", daemon=True)
+        self._thread = NamedThread("tiering-spark", self._watch)
 
     def __enter__(self) -> _Watcher:
         self._thread.start()

@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Final
 
 from streamhouse.core.model.table_state import TieringAssignment
+from streamhouse.core.threads import Pool
 
 __all__ = ["IDLE_WAIT_S_MAX", "TABLES_IN_FLIGHT", "TablesInFlight"]
 
@@ -36,7 +37,7 @@ class TablesInFlight:
         self._run = run
         self._slots = slots
         self._stopping = stopping
-        self._pool = ThreadPoolExecutor(slots, thread_name_prefix="tiering-round")
+        self._pool = Pool("tiering-round", slots)
         self._running: dict[Future[bool], str] = {}
 
     def __enter__(self) -> TablesInFlight:

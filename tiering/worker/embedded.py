@@ -10,6 +10,7 @@ from typing import Final
 
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.threads import NamedThread
 from streamhouse.core.traces.exporter_settings import opened_spans
 
 __all__ = ["EmbeddedTieringWorker"]
@@ -41,7 +42,7 @@ class EmbeddedTieringWorker:
         # The process that embeds the worker keeps half of the cores.
         self._parallelism = parallelism or max(1, (os.cpu_count() or 2) // 2)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tiering", daemon=True)
+        self._thread = NamedThread("tiering", self._run)
 
     def start(self) -> None:
         """Begin to tier."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any, TypeVar
 
+from streamhouse.core.threads import Pool
 from streamhouse.tiering.tasks._lake_task import SplitResult, TieringSplit, run_split
 from streamhouse.tiering.tasks._rewrite_task import RewriteResult, RewriteTask, run_rewrite
 
@@ -73,7 +74,7 @@ class ThreadRunner:
                 errors.append(error)
                 raise
 
-        with ThreadPoolExecutor(self._parallelism, thread_name_prefix="tiering-task") as pool:
+        with Pool("tiering-task", self._parallelism) as pool:
             futures = [pool.submit(attempt, task) for task in tasks]
             wait(futures, return_when=FIRST_EXCEPTION)
             if errors:

@@ -17,7 +17,6 @@ import contextvars
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 import pyarrow as pa
@@ -33,6 +32,7 @@ from streamhouse.client import (
     poll_now,
 )
 from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.threads import Pool
 
 if TYPE_CHECKING:
     from streamhouse.client.values.forms import Rows
@@ -84,7 +84,7 @@ class AsyncStreamhouseClient:
         )
         """The blocking client behind the calls."""
         self._is_closed = False
-        self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="streamhouse-async")
+        self._threads = Pool("streamhouse-async", CALLS_MAX)
 
     def __repr__(self) -> str:
         return f"Async{self.client!r}"

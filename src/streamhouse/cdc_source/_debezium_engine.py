@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -26,6 +25,7 @@ from streamhouse.cdc_source._java import (
 from streamhouse.cdc_source._source_types import SourceColumn, WireType
 from streamhouse.cdc_source._target_table import SourceTable, quoted
 from streamhouse.cdc_source.source_address import SourceAddress
+from streamhouse.core.threads import NamedThread
 
 __all__ = ["DebeziumEngine", "EngineSettings", "EventKind", "SourceEvent"]
 
@@ -213,7 +213,7 @@ class DebeziumEngine:
             offsets = Path(folder, "offsets")
             self._settings.write_offsets(offsets)
             engine = self._build(self._settings.properties(offsets))
-            thread = threading.Thread(target=engine.run, name="debezium", daemon=True)
+            thread = NamedThread("debezium", engine.run)
             thread.start()
             while thread.is_alive() and not is_over() and self._failure is None:
                 thread.join(0.1)

@@ -22,6 +22,7 @@ from streamhouse.cdc_source._target_table import SourceTable, TargetTable
 from streamhouse.cdc_source.source_address import SourceAddress
 from streamhouse.cdc_source.stream_options import StreamOptions
 from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.threads import NamedThread
 
 __all__ = ["MakeTarget", "NewTables", "ReadTables", "targets_of"]
 
@@ -112,7 +113,7 @@ class NewTables:
         # Numbers of tables with unfit values: reading such a table again takes as long.
         self._refused: set[int] = set()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="new tables", daemon=True)
+        self._thread = NamedThread("new tables", self._watch)
         self.read: ReadTables | None = None
         self.failure: BaseException | None = None
 

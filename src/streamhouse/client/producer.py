@@ -67,6 +67,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.casts.lossless import fitted
 from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.core.threads import NamedThread
 
 __all__ = ["Producer"]
 
@@ -197,7 +198,7 @@ class Producer:
         self._sticky_bucket = 0
         self._failure: StreamhouseError | None = None
         self._threads = [
-            threading.Thread(target=self._run, name=f"producer-{n}", daemon=True)
+            NamedThread("producer", self._run, number=n)
             for n in range(min(max_in_flight, len(self._lanes)))
         ]
         for thread in self._threads:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from streamhouse.core.errors import (
@@ -18,6 +17,7 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.table import TablePath
 from streamhouse.core.model.transaction import LinkedCommit
 from streamhouse.core.rows.companion import companion_of
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.directory.data_directory import DataDirectory
@@ -53,7 +53,7 @@ class TransactionCoordinator:
     ) -> None:
         self._config = config
         self._directory = directory
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="transactions")
+        self._threads = Pool("transactions", _THREADS)
         self._runtime = dataclasses.replace(runtime, executor=self._threads)
         self._staged_bytes = StagedBytes(
             "the service", "transaction_bytes_max", config.transaction_bytes_max

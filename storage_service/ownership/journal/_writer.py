@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from streamhouse.core.errors import NotOwnerError
+from streamhouse.core.threads import NamedThread
 from streamhouse.storage_service.ownership.journal._pipeline import Fenced, Pipeline, Sent
 from streamhouse.storage_service.ownership.journal.epochs import (
     IN_FLIGHT_MAX,
@@ -121,8 +122,7 @@ class JournalWriter:
         self.failures = 0
         threads = [self._send_all] * self._options.in_flight_max + [self._watch_for_seal]
         self._threads = [
-            threading.Thread(target=target, name=f"journal-{number}", daemon=True)
-            for number, target in enumerate(threads)
+            NamedThread("journal", target, number=number) for number, target in enumerate(threads)
         ]
         for thread in self._threads:
             thread.start()

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from streamhouse.core.threads import NamedThread
 from streamhouse.storage_service.ownership.journal.epochs import newest_epoch, read_open
 from streamhouse.storage_service.ownership.journal.names import ShardNames
 from streamhouse.storage_service.ownership.journal.steps import run_on
@@ -108,7 +109,7 @@ class LeaseKeeper:
         self._pause_s = 0.0
         self._warns_s = float("-inf")
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="journal-lease", daemon=True)
+        self._thread = NamedThread("journal-lease", self._keep)
 
     @property
     def is_valid(self) -> bool:

@@ -9,10 +9,11 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final
 
 from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.ownership.journal.epochs import open_facts
 from streamhouse.storage_service.ownership.journal.names import Place, ShardNames
 from streamhouse.storage_service.ownership.journal.object_format import (
@@ -60,7 +61,7 @@ class JournalReader:
         self._nonce: bytes | None = None
         self._seal: JournalObject | None = None
         self._ahead = min(ahead, _AHEAD_MAX)
-        self._pool = ThreadPoolExecutor(self._ahead, "journal-read") if self._ahead else None
+        self._pool = Pool("journal-read", self._ahead) if self._ahead else None
         self._fetched: dict[Place, Future[memoryview | None]] = {}
 
     @property

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.threads import NamedThread
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
@@ -174,7 +175,7 @@ class CheckpointThread:
     def __init__(self, job: CheckpointJob) -> None:
         self._job = job
         self._is_over = threading.Event()
-        threading.Thread(target=self._run, name="journal-checkpoint", daemon=True).start()
+        NamedThread("journal-checkpoint", self._run).start()
 
     def stop(self) -> None:
         """Start no further checkpoint."""

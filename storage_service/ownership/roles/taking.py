@@ -6,10 +6,10 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from streamhouse.core.errors import StorageFailedError, UnavailableError
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.ownership.journal.epochs import TakenByOtherError
@@ -52,7 +52,7 @@ class ShardTaker:
         self._standing = standing
         self._on_standby = on_standby
         self._stop = threading.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-follow")
+        self._thread = Pool("journal-follow", 1)
         self._look_s = min(config.lease_ms / 1_000 / _LOOKS_A_LEASE, _LOOK_S_MAX)
         self._standby: Standby | None = None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias, TypeVar
 
 from streamhouse.core.errors import (
@@ -20,6 +19,7 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.lake.coverage import CoveredOffsets
 from streamhouse.core.model.lake.older_rows import LakeHistory, OlderRows, WrittenAt
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.history_check import check_history
 from streamhouse.storage_service.server.history._lake_cursors import LakeCursors
@@ -96,7 +96,7 @@ class LakeReads:
     def __init__(self, open_history: Callable[[], LakeHistory]) -> None:
         self._open_history = open_history
         self._cursors: LakeCursors | None = None
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streamhouse-history")
+        self._threads = Pool("streamhouse-history", _THREADS)
         self._reads = 0
         self._timer: asyncio.TimerHandle | None = None
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from streamhouse.core.threads import thread_figures
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics, package_version
 
@@ -104,6 +105,7 @@ class ServiceFigures:
             "disk_bytes_max": self._disk_bytes_max,
             "disk_free_bytes": free,
             "disk_total_bytes": total,
+            "threads": [figures._asdict() for figures in thread_figures()],
             **self._lately(),
         }
 

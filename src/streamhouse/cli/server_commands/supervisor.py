@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Final
 
 from streamhouse.core.backoff import Backoff
 from streamhouse.core.errors import InvalidRequestError, UnavailableError
+from streamhouse.core.threads import NamedThread
 from streamhouse.storage_service.config import SHARED_SOCKET_VARIABLE
 
 __all__ = ["ShardCommand", "is_supervised", "shard_commands", "stop_with_supervisor", "supervise"]
@@ -140,7 +140,7 @@ def stop_with_supervisor() -> None:
         os.read(int(descriptor), 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="supervisor", daemon=True).start()
+    NamedThread("supervisor", watch).start()
 
 
 def supervise(

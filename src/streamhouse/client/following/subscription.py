@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from streamhouse.client.following._source import Source
 from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.threads import NamedThread
 
 __all__ = ["TABLES_MAX", "Subscription", "poll_now"]
 
@@ -236,9 +237,7 @@ class _Puller(Generic[_B]):
         """Whether the requested batch was delivered; guarded by the handover."""
         self._requests = threading.Semaphore(0)
         self._handover = handover
-        self.thread = threading.Thread(
-            target=self._run, name=f"streamhouse-subscription-{source.table}", daemon=True
-        )
+        self.thread = NamedThread(f"streamhouse-subscription-{source.table}", self._run)
         self.thread.start()
 
     def request(self) -> None:

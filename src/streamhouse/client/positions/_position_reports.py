@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from streamhouse.core.errors import InvalidRequestError, StreamhouseError
+from streamhouse.core.threads import NamedThread
 
 __all__ = ["PositionReports", "ReportedLag", "ReportsPositions", "Send"]
 
@@ -96,11 +97,10 @@ class PositionReports:
             self._signals.moved.set()
         if self._thread is None:
             # The thread has only a weak reference to the reports: both end with the reader.
-            self._thread = threading.Thread(
-                target=_report_until_gone,
-                args=(weakref.ref(self), self._signals, self._report_s, self._unmoved_s),
-                name="streamhouse-position-reports",
-                daemon=True,
+            self._thread = NamedThread(
+                "streamhouse-position-reports",
+                _report_until_gone,
+                (weakref.ref(self), self._signals, self._report_s, self._unmoved_s),
             )
             self._thread.start()
 

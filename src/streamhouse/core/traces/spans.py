@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from streamhouse.core.threads import NamedThread
 from streamhouse.core.traces.stages import Stages
 
 __all__ = ["FollowedCall", "Spans", "exporting_spans"]
@@ -109,7 +109,7 @@ class Spans:
     def close(self) -> None:
         """Export the waiting spans, for two seconds at most, and stop."""
         # Without a collector the exporter retries for longer than a process may take to stop.
-        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        closing = NamedThread("traces", self._provider.shutdown)
         closing.start()
         closing.join(_FLUSH_MS / 1000)
 

@@ -7,7 +7,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -24,6 +24,7 @@ from streamhouse.core.errors import (
     StreamhouseError,
     UnavailableError,
 )
+from streamhouse.core.threads import Pool
 from streamhouse.reading.duckdb._queried_tables import Counted, TableDataset, counted
 from streamhouse.reading.duckdb._query_database import (
     MEMORY_LIMIT,
@@ -92,7 +93,7 @@ def _stoppable(connection: duckdb.DuckDBPyConnection, call: Callable[[], pa.Tabl
     stop_asked, stop = STOP.get(), StopSignal()
     context = contextvars.copy_context()
     context.run(STOP.set, stop)
-    with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-query") as threads:
+    with Pool("streamhouse-query", 1) as threads:
         waiting = threads.submit(context.run, call)
         try:
             while not wait([waiting], None if stop_asked is None else _LOOK_S).done:
@@ -241,7 +242,7 @@ class _Query:
 
 def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
     """Return the result of `call` for each item; the calls run in parallel."""
-    threads = ThreadPoolExecutor(min(len(items), _THREADS_MAX) or 1)
+    threads = Pool("streamhouse-open", min(len(items), _THREADS_MAX) or 1)
     try:
         contexts = [contextvars.copy_context() for _ in items]
         return iter(

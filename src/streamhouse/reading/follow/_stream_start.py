@@ -15,6 +15,7 @@ from streamhouse.core.errors import (
     UnavailableError,
 )
 from streamhouse.core.model.table_state import TableState
+from streamhouse.core.threads import NamedThread
 from streamhouse.reading.follow.stream_position import Bootstrap, StreamPosition
 from streamhouse.reading.options.connection import LOG
 from streamhouse.reading.options.options import ReadOptions
@@ -126,12 +127,7 @@ class SnapshotPin:
         self._held = bootstrap
         self._released = threading.Event()
         # A daemon: the process may end at any time.
-        threading.Thread(
-            target=self._renew,
-            args=(bootstrap, self._released),
-            name="streamhouse-snapshot-pin",
-            daemon=True,
-        ).start()
+        NamedThread("streamhouse-snapshot-pin", self._renew, (bootstrap, self._released)).start()
 
     def release(self) -> None:
         """End the pin, if there is one."""

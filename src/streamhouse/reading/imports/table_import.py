@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +26,7 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.progress import NO_PROGRESS, Progress
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.core.threads import Pool
 from streamhouse.reading.imports._import_origin import ImportOrigin
 from streamhouse.reading.imports._import_progress import last_position, steps, version_of
 from streamhouse.reading.options.connection import ICEBERG, TableName
@@ -222,7 +222,7 @@ class TableImport:
                 progress.done(table.num_rows)
             return parts
 
-        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="streamhouse-import")
+        pool = Pool("streamhouse-import", self._threads)
         try:
             return [part for parts in pool.map(stage, plan.splits) for part in parts]
         finally:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -34,6 +33,7 @@ from streamhouse.core.model.schema import RETRACTS_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.table_state import TableState
 from streamhouse.core.model.values.sorted_values import distinct
+from streamhouse.core.threads import Pool
 from streamhouse.reading.options.connection import LAKE
 from streamhouse.reading.options.options import ReadOptions
 from streamhouse.reading.plan._lake_cut import cut_lake, open_lake
@@ -152,7 +152,7 @@ def retracted_by(
     if not ranges:
         return {}
     threads = min(_THREADS_MAX, os.cpu_count() or 1, len(ranges))
-    with ThreadPoolExecutor(threads, thread_name_prefix="streamhouse-tail") as pool:
+    with Pool("streamhouse-tail", threads) as pool:
         return {bucket: offsets for bucket, offsets in pool.map(read, ranges) if len(offsets)}
 
 

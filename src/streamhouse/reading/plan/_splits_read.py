@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from streamhouse.client import StorageClient
+from streamhouse.core.threads import NamedThread
 from streamhouse.reading.plan._read_cut import ReadPlan
 from streamhouse.reading.scan.scan import ScanContext, Split
 from streamhouse.reading.scan.split_reader import read_split
@@ -86,8 +87,7 @@ class _Readers:
             queue.SimpleQueue()
         )
         self._threads = [
-            threading.Thread(target=self._run, name=f"streamhouse-read_{number}", daemon=True)
-            for number in range(threads)
+            NamedThread("streamhouse-read", self._run, number=number) for number in range(threads)
         ]
 
     def batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final, NamedTuple, Protocol, Self
 
 from crc32c import crc32c
 
 from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.ownership.journal._file_checksum import READ_BYTES
 from streamhouse.storage_service.ownership.journal.names import ShardNames
@@ -77,7 +78,7 @@ class PackWriter:
         self._buffers: list[Buffer] = []
         self._length = 0
         self._room = threading.Semaphore(_IN_FLIGHT)
-        self._threads = ThreadPoolExecutor(_IN_FLIGHT, "journal-pack")
+        self._threads = Pool("journal-pack", _IN_FLIGHT)
         self._uploads: list[Future[None]] = []
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 from crc32c import crc32c
 
 from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.log.filesystem import Buffer, LocalFilesystem
 from streamhouse.storage_service.ownership.journal.checkpoints.manifest import KeyRows
 from streamhouse.storage_service.ownership.journal.checkpoints.packs import read_packed
@@ -255,7 +256,7 @@ class _Restorer:
         self._written.add(path)
 
     def _sync_files(self) -> None:
-        with ThreadPoolExecutor(_THREADS, "journal-sync") as threads:
+        with Pool("journal-sync", _THREADS) as threads:
             list(threads.map(self._sync_file, sorted(self._written)))
         self._written.clear()
 
@@ -273,7 +274,7 @@ class _Restorer:
     ) -> None:
         """Fetch and write bytes, a few runs at a time; raises the first failure."""
         under_way: set[Future[int]] = set()
-        with ThreadPoolExecutor(_THREADS, "journal-restore") as threads:
+        with Pool("journal-restore", _THREADS) as threads:
             try:
                 for run in _runs(packed):
                     under_way = self._with_room(under_way)

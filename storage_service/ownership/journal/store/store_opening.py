@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from streamhouse.storage_service.ownership.journal.store._s3_store import S3ObjectStore
 from streamhouse.storage_service.ownership.journal.store.object_store import (
@@ -83,7 +83,7 @@ def probe(store: ObjectStore) -> None:
         return True
 
     try:
-        with ThreadPoolExecutor(_RIVALS, thread_name_prefix="journal-probe") as rivals:
+        with Pool("journal-probe", _RIVALS) as rivals:
             won = list(rivals.map(attempt, bodies))
         won.append(attempt(b"late"))
         data = bytes(store.get(key, bytes_max=1 << 10))

@@ -88,7 +88,9 @@ function facts(status) {
   if (!service) return "";
   const role = shards.length > 1 ? `${shards.filter(s => s.answers).length} of ${shards.length} shards answer`
     : service.journal ? `owner, epoch ${service.journal.epoch}` : "one process";
-  return [`version ${service.version}`, role, `up ${age(service.uptime_ms)}`].join(" · ");
+  const sum = name => service.threads.reduce((total, of) => total + of[name], 0);
+  const threads = service.threads ? [`${sum("alive")} of at most ${sum("bound")} threads`] : [];
+  return [`version ${service.version}`, role, `up ${age(service.uptime_ms)}`, ...threads].join(" · ");
 }
 // A list that is cut after some lines, with a button for the others.
 function cut(key, items, one, empty) {

@@ -91,6 +91,7 @@ async def test_the_service_says_its_rates_latency_memory_disk_and_errors(tmp_pat
         assert 0 < figures["disk_bytes"] < figures["disk_bytes_max"] == 10_000_000
         assert 0 < figures["disk_free_bytes"] < figures["disk_total_bytes"]
         assert figures["uptime_ms"] >= 0
+        assert {"name": "keys", "alive": 0, "bound": 2} in figures["threads"]
         assert figures["version"]
         assert (figures["role"], figures["journal"]) == ("alone", None)
 
