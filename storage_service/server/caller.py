@@ -88,6 +88,10 @@ class Caller:
         """Whether some grant includes the secrets of the lake's catalog."""
         return self.may(Level.READ, LAKE)
 
+    def may_see_owners(self) -> bool:
+        """Whether some grant shows who owns the pins and consumers of other tokens."""
+        return self.may(Level.ADMIN, SERVICE)
+
     def has_tables(self) -> bool:
         """Whether some grant is about tables or the lake."""
         return any(grant.scope != SERVICE for grant in self.grants)

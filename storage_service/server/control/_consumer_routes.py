@@ -16,7 +16,7 @@ from streamhouse.storage_service.engine.upkeep.consumer_lag import (
     consumer_lags,
     lag_now,
 )
-from streamhouse.storage_service.server.caller import SERVICE, Caller, Level
+from streamhouse.storage_service.server.caller import Caller
 from streamhouse.storage_service.server.control._request_bodies import ReportPosition
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
 from streamhouse.storage_service.server.http.http_exchange import exchange_of
@@ -61,7 +61,7 @@ def consumer_routes(routes: ControlRoutes, service: Service) -> None:
     async def forget_consumer(request: Request, path: TableName, name: str) -> None:
         caller = exchange_of(request).caller
         await service.table(path).consumers.forget(
-            name, owner=caller.name, of_others=_may_see_all(caller)
+            name, owner=caller.name, of_others=caller.may_see_owners()
         )
 
 
@@ -80,13 +80,9 @@ def _check_readable(table: OpenTable, bucket: int, offset: int) -> None:
         )
 
 
-def _may_see_all(caller: Caller) -> bool:
-    return caller.may(Level.ADMIN, SERVICE)
-
-
 def _shown(lag: ConsumerLag, caller: Caller) -> dict[str, Any]:
     """Return the JSON form, with the owner only for authorised callers."""
     shown = lag.to_json() | {"is_own": lag.consumer.owner == caller.name}
-    if lag.consumer.owner != caller.name and not _may_see_all(caller):
+    if lag.consumer.owner != caller.name and not caller.may_see_owners():
         del shown["owner"]
     return shown

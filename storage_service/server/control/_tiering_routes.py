@@ -21,7 +21,7 @@ from streamhouse.core.model.table_state import EMBEDDED_WORKER_ID, TieringReport
 from streamhouse.storage_service.engine.lake_pins import LakePin
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundProgress
-from streamhouse.storage_service.server.caller import SERVICE, Caller, Level
+from streamhouse.storage_service.server.caller import Caller
 from streamhouse.storage_service.server.control._request_bodies import (
     ClaimTiering,
     CompareHistory,
@@ -138,18 +138,14 @@ def lake_pin_routes(routes: ControlRoutes, service: Service) -> None:
     async def unpin_snapshot(request: Request, path: TableName, holder: str) -> None:
         caller = exchange_of(request).caller
         await service.table(path).lake_pins.unpin(
-            holder, owner=caller.name, of_others=_may_see_all(caller)
+            holder, owner=caller.name, of_others=caller.may_see_owners()
         )
-
-
-def _may_see_all(caller: Caller) -> bool:
-    return caller.may(Level.ADMIN, SERVICE)
 
 
 def _shown(pin: LakePin, number: int, caller: Caller) -> dict[str, Any]:
     """Return the JSON form; callers other than the owner get a number in place of the holder."""
     shown = pin.to_json()
     owner = shown.pop("owner")
-    if owner != caller.name and not _may_see_all(caller):
+    if owner != caller.name and not caller.may_see_owners():
         shown["holder"] = f"(hidden {number})"
     return shown

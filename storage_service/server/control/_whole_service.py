@@ -15,7 +15,7 @@ from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.other_shards import ShardState
 from streamhouse.storage_service.server.peers import HANDED_ON, PeerRequest, Peers
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.status._status import CONSUMERS_BRIEF_MAX
+from streamhouse.storage_service.server.status._status import CONSUMERS_BRIEF_MAX, lateness
 
 __all__ = ["shards_of_all", "status_of_all"]
 
@@ -126,13 +126,7 @@ def _joined(answered: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         ]
         joined["consumers"] = {
             "count": sum(int(of.get("count", 0)) for of in consumers.values()),
-            "worst": sorted(worst, key=_how_late)[:CONSUMERS_BRIEF_MAX],
+            "worst": sorted(worst, key=lateness)[:CONSUMERS_BRIEF_MAX],
         }
     joined["table_count"] = sum(int(s.get("table_count", 0)) for s in answered.values())
     return joined
-
-
-def _how_late(consumer: Mapping[str, Any]) -> tuple[bool, bool, int]:
-    """Order the consumers of several shards in the order within a shard."""
-    lag_ms = consumer.get("lag_ms")
-    return not consumer.get("rows_at_risk"), lag_ms is not None, -int(lag_ms or 0)

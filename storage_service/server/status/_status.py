@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from streamhouse.core.errors import StreamhouseError
@@ -28,7 +28,13 @@ from streamhouse.storage_service.server.status._service_figures import ServiceFi
 from streamhouse.storage_service.server.status._table_history import TableHistory
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
-__all__ = ["BRIEF_TABLES_MAX", "CONSUMERS_BRIEF_MAX", "STATUS_INTERVAL_MS", "StatusSampler"]
+__all__ = [
+    "BRIEF_TABLES_MAX",
+    "CONSUMERS_BRIEF_MAX",
+    "STATUS_INTERVAL_MS",
+    "StatusSampler",
+    "lateness",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -255,26 +261,29 @@ class StatusSampler:
     async def _worst_consumers(self, tables: Iterable[OpenTable]) -> dict[str, Any]:
         """Return the number of consumers, and the worst consumers of all tables."""
         now_us = self._manager.runtime.clock_us()
-        count, worst = 0, list[tuple[OpenTable, ConsumerLag]]()
+        count, worst = 0, list[dict[str, Any]]()
         async for table in in_slices(tables):
             if table.is_dropped or not (consumers := table.readers()):
                 continue
             count += len(consumers)
-            worst.extend((table, lag_of(table, consumer, now_us=now_us)) for consumer in consumers)
-            worst = heapq.nsmallest(CONSUMERS_BRIEF_MAX, worst, key=_how_late)
-        entries = [{"table": str(table.path), **_consumer_json(lag)} for table, lag in worst]
-        return {"count": count, "worst": entries}
+            name = str(table.path)
+            worst.extend(
+                {"table": name, **_consumer_json(lag_of(table, consumer, now_us=now_us))}
+                for consumer in consumers
+            )
+            worst = heapq.nsmallest(CONSUMERS_BRIEF_MAX, worst, key=lateness)
+        return {"count": count, "worst": worst}
 
 
-def _how_late(entry: tuple[OpenTable, ConsumerLag]) -> tuple[bool, bool, int, int, str]:
+def lateness(consumer: Mapping[str, Any]) -> tuple[bool, bool, int, int, str]:
     """Order consumers: first rows at risk, then rows only in the lake, then by age and rows."""
-    _, lag = entry
+    lag_ms = consumer.get("lag_ms")
     return (
-        not lag.rows_at_risk,
-        lag.lag_ms is not None,
-        -(lag.lag_ms or 0),
-        -lag.rows,
-        lag.consumer.name,
+        not consumer.get("rows_at_risk"),
+        lag_ms is not None,
+        -(lag_ms or 0),
+        -consumer.get("lag_rows", 0),
+        consumer.get("name", ""),
     )
 
 
