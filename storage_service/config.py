@@ -10,8 +10,7 @@ import dataclasses
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final
 
 from streamhouse.core.errors import (
@@ -26,21 +25,26 @@ from streamhouse.core.model.lake.facts import (
     LakeCatalog,
     is_rest_catalog,
 )
-from streamhouse.core.model.values.units import (
-    duration_as_option,
-    parse_bytes,
-    parse_duration_ms,
-    size_as_option,
+from streamhouse.storage_service.config_option import (
+    ConfigOption,
+    Setting,
+    fixed,
+    limit,
+    settings_of,
+)
+from streamhouse.storage_service.config_settings import (
+    CATALOG_ACCESS,
+    JOURNAL,
+    JOURNAL_ACKS,
+    KAFKA,
+    ServiceSettings,
 )
 from streamhouse.storage_service.log.segments.segment_format import PAYLOAD_BYTES_LIMIT
 from streamhouse.storage_service.ownership.journal.lease import LEASE_MS_MAX, OWNER_URL
 from streamhouse.storage_service.ownership.journal.names import DEFAULT_SHARD, ShardNames
 
-__all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig", "kafka_address"]
+__all__ = ["ServiceConfig", "kafka_address"]
 
-DEFAULT_PORT: Final = 8765
-DEFAULT_CATALOG_NAME: Final = "streamhouse"
-CATALOG_ACCESS: Final = ("direct", "service")
 ANY_HOST: Final = "*"
 """As an allowed host: every host name is accepted."""
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}", re.ASCII)
@@ -49,15 +53,11 @@ SHARED_SOCKET_VARIABLE: Final = "STREAMHOUSE_SHARED_SOCKET"
 _ADVERTISED_HOST: Final = re.compile(r"[A-Za-z0-9_.:-]{1,253}", re.ASCII)
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::", "[::]", "")
 _MIB: Final = 1 << 20
-_DIGITS_MAX: Final = 18
 MEMORY: Final = "Memory limits"
 CONNECTIONS: Final = "Connection limits"
 TABLES: Final = "Table limits"
 THREADS: Final = "Threads"
 LAKE: Final = "Tiering and catalog"
-JOURNAL: Final = "Journal"
-KAFKA: Final = "Kafka clients"
-JOURNAL_ACKS: Final = ("journal", "disk")
 _IMPL: Final = "py-catalog-impl"
 _CATALOG_KIND_PROPERTIES: Final = ("type", "uri", _IMPL)
 # The properties for access to files, needed with any catalog.
@@ -67,330 +67,251 @@ _FILE_PROPERTIES: Final = (
 )
 
 
-def _option(section: str, default: int, unit: str, text: str) -> Any:
-    return field(default=default, metadata={"section": section, "unit": unit, "help": text})
-
-
-def _fixed(default: int, unit: str, text: str) -> Any:
-    return _option("", default, unit, text)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigOption:
-    """One limit, for the command line and the documentation.
-
-    `section` is the section of the command line's help; a limit without a section has no option.
-    """
-
-    section: str
-    name: str
-    default: int
-    unit: str
-    help: str
-
-    @property
-    def flag(self) -> str:
-        """The command line option."""
-        return "--" + self.name.replace("_", "-")
-
-    def parse(self, text: str, *, name: str | None = None) -> int:
-        """Read a plain number, a size for bytes (`64MiB`) or a duration for ms (`30s`).
-
-        An error names the option, or `name`.
-        """
-        name = name or self.flag
-        if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
-            return int(text)
-        if self.unit == "bytes":
-            return parse_bytes(text, name=name)
-        if self.unit == "ms":
-            return parse_duration_ms(text, name=name)
-        raise InvalidRequestError(f"{name} = '{text}' must be a number of {self.unit}")
-
-    def written(self, value: int) -> str:
-        """Return a value in the form for people: `64MiB` instead of 67108864."""
-        if self.unit == "bytes":
-            return size_as_option(value)
-        return duration_as_option(value) if self.unit == "ms" else str(value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceConfig:
+class ServiceConfig(ServiceSettings):
     """The configuration of one service process, checked as a whole.
 
     Without `token` and `grants_file` every caller is trusted, and only a loopback `host` is valid.
     """
 
-    data_dir: Path
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    token: str | None = field(default=None, repr=False)
-    grants_file: Path | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    tls_certificate_file: Path | None = None
-    tls_key_file: Path | None = None
-    tls_key_password: str | None = field(default=None, repr=False)
-    catalog_name: str = DEFAULT_CATALOG_NAME
-    catalog_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
-    warehouse: str | None = None
-    catalog_access: str = "direct"
-    disk_bytes_max: int | None = None
-    journal_url: str | None = None
-    shard: str = DEFAULT_SHARD
-    journal_ack: str = "journal"
-    is_standby: bool = False
-    advertised_endpoint: str | None = None
-    """The URL of this process for other processes; None: the address of the socket."""
-    kafka_port: int | None = None
-    """The port for Kafka clients, on the same host; None: Kafka clients are not served."""
-    kafka_advertised: str | None = None
-    """The `host:port` of this process for Kafka clients; None: the address of the socket."""
-    kafka_auto_create: bool = True
-    """Whether the request of a Kafka client for a missing topic creates the topic."""
-
-    body_bytes_max: int = _option(MEMORY, 64 * _MIB, "bytes", "Largest body of an append.")
-    bodies_bytes_max: int = _option(
+    body_bytes_max: int = limit(MEMORY, 64 * _MIB, "bytes", "Largest body of an append.")
+    bodies_bytes_max: int = limit(
         MEMORY,
         512 * _MIB,
         "bytes",
         "Most memory for request bodies in transfer or in progress; further bodies wait.",
     )
-    answers_bytes_max: int = _option(
+    answers_bytes_max: int = limit(
         MEMORY,
         512 * _MIB,
         "bytes",
         "Most memory for answers in preparation or not sent yet; a caller holds at most as much"
         " as stays free.",
     )
-    commit_queue_bytes_max: int = _option(
+    commit_queue_bytes_max: int = limit(
         MEMORY, 256 * _MIB, "bytes", "Most appended bytes waiting for the disk; more are refused."
     )
-    key_memory_bytes_max: int = _option(
+    key_memory_bytes_max: int = limit(
         MEMORY,
         2_048 * _MIB,
         "bytes",
         "Most memory for the rows of all primary key tables at hand, and for changes waiting"
         " for RocksDB; shared by their buckets.",
     )
-    key_cache_bytes_max: int = _option(
+    key_cache_bytes_max: int = limit(
         MEMORY,
         256 * _MIB,
         "bytes",
         "Most memory for the rows of a primary key table's bucket at hand.",
     )
-    connections_max: int = _option(
+    connections_max: int = limit(
         CONNECTIONS,
         10_000,
         "connections",
         "Most open connections; at the limit a new connection replaces the connection with the"
         " longest idle time.",
     )
-    open_requests_max: int = _option(
+    open_requests_max: int = limit(
         CONNECTIONS, 5_000, "requests", "Most requests in progress, waiting ones included."
     )
-    keep_alive_timeout_ms: int = _option(
+    keep_alive_timeout_ms: int = limit(
         CONNECTIONS,
         75_000,
         "ms",
         "How long a connection may be idle, or take to send a request's headers.",
     )
-    body_read_timeout_ms: int = _option(
+    body_read_timeout_ms: int = limit(
         CONNECTIONS, 30_000, "ms", "How long receiving a request body may take."
     )
-    answer_stall_timeout_ms: int = _option(
+    answer_stall_timeout_ms: int = limit(
         CONNECTIONS, 60_000, "ms", "How long an answer waits for a client to read."
     )
-    drain_timeout_ms: int = _option(
+    drain_timeout_ms: int = limit(
         CONNECTIONS, 15_000, "ms", "How long a stopping service waits for requests in progress."
     )
-    tables_max: int = _option(TABLES, 1_000, "tables", "Most tables.")
-    buckets_max: int = _option(
+    tables_max: int = limit(TABLES, 1_000, "tables", "Most tables.")
+    buckets_max: int = limit(
         TABLES, 8_192, "buckets", "Most buckets over all tables; each has files open."
     )
-    retention_interval_ms: int = _option(
+    retention_interval_ms: int = limit(
         TABLES, 60_000, "ms", "How often expired log segments are deleted."
     )
-    disk_check_interval_ms: int = _option(
+    disk_check_interval_ms: int = limit(
         TABLES, 1_000, "ms", "How often the size of rows on disk is compared with --disk-max."
     )
-    transaction_bytes_max: int = _option(
+    transaction_bytes_max: int = limit(
         TABLES,
         128 << 30,
         "bytes",
         "Most staged bytes of all tables, not yet committed or aborted.",
     )
-    transaction_timeout_ms: int = _option(
+    transaction_timeout_ms: int = limit(
         TABLES,
         3_600_000,
         "ms",
         "How long a transaction may be idle without a timeout of its own.",
     )
-    worker_threads: int = _option(
+    worker_threads: int = limit(
         THREADS,
         4,
         "threads",
         "Threads for appends and fetches off the event loop.",
     )
-    key_threads: int = _option(
+    key_threads: int = limit(
         THREADS,
         2,
         "threads",
         "Threads for large writes to primary key tables, and for the work on their files.",
     )
-    catalog_threads: int = _option(
+    catalog_threads: int = limit(
         THREADS, 4, "threads", "Threads that answer requests to `/iceberg`."
     )
-    tiering_lease_ms: int = _option(
+    tiering_lease_ms: int = limit(
         LAKE, 30_000, "ms", "How long a tiering round stays claimed after the last heartbeat."
     )
-    tiering_backoff_ms_min: int = _option(
-        LAKE, 1_000, "ms", "Pause of a table after a failed round."
-    )
-    catalog_timeout_ms: int = _option(
+    tiering_backoff_ms_min: int = limit(LAKE, 1_000, "ms", "Pause of a table after a failed round.")
+    catalog_timeout_ms: int = limit(
         LAKE,
         60_000,
         "ms",
         "How long a request to a REST catalog waits for an answer: requests of this service, of"
         " tiering workers and of readers.",
     )
-    journal_linger_ms: int = _option(
+    journal_linger_ms: int = limit(
         JOURNAL,
         2,
         "ms",
         "How long an object of the journal collects entries; a longer time makes fewer objects.",
     )
-    journal_lag_max_ms: int = _option(
+    journal_lag_max_ms: int = limit(
         JOURNAL,
         1_000,
         "ms",
         "With --journal-ack disk: how far the journal may be behind before writes wait.",
     )
-    lease_ms: int = _option(
+    lease_ms: int = limit(
         JOURNAL,
         10_000,
         "ms",
         "How long the owner of a shard may be silent before another process takes over.",
     )
 
-    kafka_partitions: int = _option(
+    kafka_partitions: int = limit(
         KAFKA, 1, "partitions", "Buckets of a topic created without a number of partitions."
     )
 
     # Limits without an option, because the default was always enough; tests set small values.
     # Enough for a table of 2,000 columns and 10,000 nested fields.
-    control_body_bytes_max: int = _fixed(
+    control_body_bytes_max: int = fixed(
         4 * _MIB, "bytes", "Largest JSON body, such as a table's descriptor."
     )
     # A body of 64 MiB has so many rows of 16 bytes.
-    append_rows_max: int = _fixed(4_000_000, "rows", "Most rows in one append request.")
+    append_rows_max: int = fixed(4_000_000, "rows", "Most rows in one append request.")
     # Each batch is a separate frame; a frame of few rows costs more than the rows.
-    append_batches_max: int = _fixed(4_096, "batches", "Most record batches in one append request.")
+    append_batches_max: int = fixed(4_096, "batches", "Most record batches in one append request.")
     # Half of a body: a reader decodes a whole batch at once.
-    batch_bytes_max: int = _fixed(32 * _MIB, "bytes", "Largest record batch of an append.")
+    batch_bytes_max: int = fixed(32 * _MIB, "bytes", "Largest record batch of an append.")
     # As much as the largest body, so that any batch can be read.
-    fetch_bytes_max: int = _fixed(
+    fetch_bytes_max: int = fixed(
         64 * _MIB, "bytes", "Upper bound of a fetch's max_bytes; a larger value is lowered to this."
     )
     # Less than `keep_alive_timeout_ms`, after which a silent connection is closed.
-    fetch_wait_ms_max: int = _fixed(
+    fetch_wait_ms_max: int = fixed(
         60_000, "ms", "Upper bound of a long poll's max_wait_ms; a larger value is lowered to this."
     )
     # The default of a Kafka broker: clients need no new connection for each batch of rows.
-    kafka_idle_timeout_ms: int = _fixed(
+    kafka_idle_timeout_ms: int = fixed(
         600_000, "ms", "How long a connection of a Kafka client may be idle."
     )
     # Enough for a producer that does not wait for acknowledgements.
-    kafka_pipelined_max: int = _fixed(
+    kafka_pipelined_max: int = fixed(
         8, "requests", "Most writes of one connection of a Kafka client in progress."
     )
     # One address leaves a fifth of all connections to the others.
-    address_connections_max: int = _fixed(
+    address_connections_max: int = fixed(
         8_000, "connections", "Most open connections from one client address."
     )
     # Long polls leave a fifth of all requests to the others.
-    waiting_fetches_max: int = _fixed(4_000, "requests", "Most long polls waiting for new rows.")
+    waiting_fetches_max: int = fixed(4_000, "requests", "Most long polls waiting for new rows.")
     # With `subscription_page_bytes_max` all subscriptions hold at most a gigabyte.
-    subscriptions_max: int = _fixed(1_000, "subscriptions", "Most open subscriptions.")
+    subscriptions_max: int = fixed(1_000, "subscriptions", "Most open subscriptions.")
     # Often enough to notice a client that has gone.
-    subscription_heartbeat_ms: int = _fixed(
+    subscription_heartbeat_ms: int = fixed(
         3_000, "ms", "How often a subscription without new rows gets an empty answer."
     )
     # See `subscriptions_max`.
-    subscription_page_bytes_max: int = _fixed(
+    subscription_page_bytes_max: int = fixed(
         1 * _MIB, "bytes", "Most bytes that a subscription reads ahead of the client."
     )
     # As many as tables.
-    databases_max: int = _fixed(1_000, "databases", "Most databases.")
+    databases_max: int = fixed(1_000, "databases", "Most databases.")
     # A frame of fewer rows costs more than the spreading gains.
-    spread_rows_min: int = _fixed(
+    spread_rows_min: int = fixed(
         2_000, "rows", "Fewest rows a bucket gets when the service spreads an append evenly."
     )
     # Decoding 1 MiB takes 0.3 ms; waking a thread for it costs more than that on a busy machine.
-    inline_bytes_max: int = _fixed(
+    inline_bytes_max: int = fixed(
         1 * _MIB, "bytes", "Larger appends and fetches are handled off the event loop."
     )
     # Sixteen for each thread at the default.
-    catalog_requests_max: int = _fixed(
+    catalog_requests_max: int = fixed(
         64, "requests", "Most requests to `/iceberg` in progress or waiting for a thread."
     )
     # A lookup is answered in one piece, so the limit is below the rows of an append.
-    lookup_keys_max: int = _fixed(1_000_000, "keys", "Most keys in one lookup.")
+    lookup_keys_max: int = fixed(1_000_000, "keys", "Most keys in one lookup.")
     # A prefix may have any number of rows, so the limit is below the limit of keys.
-    lookup_rows_max: int = _fixed(
+    lookup_rows_max: int = fixed(
         100_000, "rows", "Most rows of a prefix lookup, over all prefixes."
     )
     # The number of concurrent writers of a table, including writers that died.
-    transactions_open_max: int = _fixed(
+    transactions_open_max: int = fixed(
         1_000, "transactions", "Most open transactions of a table, not committed or aborted."
     )
     # Each task of a Spark job stages a part.
-    transaction_parts_max: int = _fixed(100_000, "parts", "Most staged parts of one transaction.")
+    transaction_parts_max: int = fixed(100_000, "parts", "Most staged parts of one transaction.")
     # Half of the limit of all tables.
-    transaction_table_bytes_max: int = _fixed(
+    transaction_table_bytes_max: int = fixed(
         64 << 30, "bytes", "Most staged bytes of a table, not yet committed or aborted."
     )
     # A day: longer ones hold staged rows for writers that are gone.
-    transaction_timeout_ms_max: int = _fixed(
+    transaction_timeout_ms_max: int = fixed(
         86_400_000, "ms", "The longest idle timeout of a transaction."
     )
     # As many as may be open at once.
-    transaction_outcomes_max: int = _fixed(
+    transaction_outcomes_max: int = fixed(
         1_000,
         "outcomes",
         "Outcomes remembered of each table: so many applications keep their latest version, and so"
         " many of the latest commits can be repeated.",
     )
     # Small beside `commit_queue_bytes_max`, so that rows of other writers go in between.
-    transaction_chunk_bytes: int = _fixed(
+    transaction_chunk_bytes: int = fixed(
         8 * _MIB, "bytes", "A commit is stored in pieces of this size; others write in between."
     )
     # All rows are planned in memory at once.
-    transaction_rehearsed_rows_max: int = _fixed(
+    transaction_rehearsed_rows_max: int = fixed(
         1_000_000,
         "rows",
         "Most rows of a transaction that updates named columns or aggregates: its commit is first"
         " tried in memory.",
     )
     # A lake that is back is tiered to within a minute.
-    tiering_backoff_ms_max: int = _fixed(
+    tiering_backoff_ms_max: int = fixed(
         60_000, "ms", "Longest pause of a table after repeatedly failed rounds."
     )
     # A look costs one stat; a revoked token is refused a second later.
-    grants_check_interval_ms: int = _fixed(
+    grants_check_interval_ms: int = fixed(
         1_000, "ms", "How often requests look whether the grants file has changed."
     )
     # Each table has several time series, and many time series burden Prometheus.
-    metrics_tables_max: int = _fixed(
+    metrics_tables_max: int = fixed(
         200, "tables", "Tables with their own metrics; the others are added up as '(other)'."
     )
 
-    is_strict: bool = False
-    """Whether one damaged table keeps the service from starting."""
-
     def __post_init__(self) -> None:
-        for limit in self.limits():
-            if getattr(self, limit.name) < 1:
-                raise InvalidRequestError(f"{limit.flag} must be at least 1 {limit.unit}")
+        for option in self.limits():
+            if getattr(self, option.name) < 1:
+                raise InvalidRequestError(f"{option.flag} must be at least 1 {option.unit}")
         for small, large in (
             ("batch_bytes_max", "body_bytes_max"),
             ("body_bytes_max", "bodies_bytes_max"),
@@ -516,9 +437,14 @@ class ServiceConfig:
         ]
 
     @classmethod
+    def settings(cls) -> list[Setting]:
+        """Return the options that are no limits."""
+        return settings_of(cls)
+
+    @classmethod
     def options(cls) -> list[ConfigOption]:
         """Return the limits with a command line option."""
-        return [limit for limit in cls.limits() if limit.section]
+        return [option for option in cls.limits() if option.section]
 
     @classmethod
     def from_texts(cls, limits: Mapping[str, str], **settings: Any) -> ServiceConfig:

@@ -20,7 +20,7 @@ from streamhouse.client import StorageClient
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.lake import opened_table
 from streamhouse.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
+from streamhouse.storage_service.config_settings import DEFAULT_CATALOG_NAME
 from streamhouse.storage_service.directory.state_file import StateIdentity, seal
 from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore

@@ -88,6 +88,8 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.connector.write._writers": "spark",
     "streamhouse.storage_service.catalog_door": "server",
     "streamhouse.storage_service.config": "server",
+    "streamhouse.storage_service.config_option": "server",
+    "streamhouse.storage_service.config_settings": "server",
     "streamhouse.storage_service.directory": "server",
     "streamhouse.storage_service.door_table": "server",
     "streamhouse.storage_service.engine": "server",

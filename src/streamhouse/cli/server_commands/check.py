@@ -21,7 +21,8 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.lake.facts import LakeCatalog, LakeState
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.secret_sources import catalog_properties_from
-from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME, ServiceConfig
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.config_settings import DEFAULT_CATALOG_NAME
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.operations.check_directory import LakeCheck, check_directory
 from streamhouse.storage_service.operations.check_journal import JournalReport, check_journal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import sys
@@ -26,15 +27,8 @@ from streamhouse.core.model.table import TablePath
 from streamhouse.core.model.table_state import EMBEDDED_WORKER_ID
 from streamhouse.core.model.values.units import parse_bytes
 from streamhouse.core.secret_sources import catalog_properties_from, read_secret
-from streamhouse.storage_service.config import (
-    CATALOG_ACCESS,
-    DEFAULT_CATALOG_NAME,
-    DEFAULT_PORT,
-    JOURNAL_ACKS,
-    KAFKA,
-    ServiceConfig,
-    kafka_address,
-)
+from streamhouse.storage_service.config import ServiceConfig, kafka_address
+from streamhouse.storage_service.config_option import Kind, Setting
 from streamhouse.storage_service.ownership.journal.names import DEFAULT_SHARD
 
 __all__ = ["command", "help_sections"]
@@ -42,29 +36,19 @@ __all__ = ["command", "help_sections"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-# Each of these options is a field of the configuration, with the value unchanged.
-_JOURNAL: Final = ("journal_url", "shard", "journal_ack", "is_standby", "advertised_endpoint")
-
-_KAFKA: Final = ("kafka_port", "kafka_advertised", "kafka_auto_create")
-_UNPARSED: Final = (*_JOURNAL, *_KAFKA)
-
 _ARGUMENTS: Final = "streamhouse.serve.arguments"
 # The supervisor sets these options for each shard.
 _PER_SHARD: Final = ("--data-dir", "--port", "--shards", "--kafka-port", "--kafka-advertise")
 
-# Heading -> the options that `--help` shows below it; the limits follow.
-_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Service": ("data_dir", "host", "port", "log_level", "log_format"),
-    "Access": ("token_file", "grants_file", "allowed_hosts"),
-    "TLS": ("tls_certificate_file", "tls_key_file", "tls_key_password_file"),
-    "Lake": (
-        *("catalog_name", "catalog_properties", "catalog_access"),
-        *("warehouse", "lake_credentials", "tiering"),
-    ),
-    "Disk and damage": ("disk_max", "is_strict", "rebuild"),
-    "Journal": (*_JOURNAL, "shards"),
-    KAFKA: _KAFKA,
+# Heading -> options of the command that are no part of the service's configuration.
+_OF_COMMAND: Final[Mapping[str, tuple[str, ...]]] = {
+    "Service": ("log_level", "log_format"),
+    "Lake": ("lake_credentials", "tiering"),
+    "Disk and damage": ("rebuild",),
+    "Journal": ("shards",),
 }
+_PATHS: Final = (Kind.FILE, Kind.SECRET)
+_SECRET_NAMES: Final = {"token": "token", "tls_key_password": "password"}
 
 
 class _ServeCommand(click.Command):
@@ -92,10 +76,44 @@ class _ServeCommand(click.Command):
 
 def help_sections() -> dict[str, list[str]]:
     """Return heading -> the names of the options below the heading."""
-    sections = {title: list(names) for title, names in _SECTIONS.items()}
-    for option in ServiceConfig.options():
-        sections.setdefault(option.section, []).append(option.name)
+    sections: dict[str, list[str]] = {}
+    for setting in ServiceConfig.settings():
+        sections.setdefault(setting.section, []).append(setting.name)
+    for title, names in _OF_COMMAND.items():
+        sections[title] += names
+    for limit in ServiceConfig.options():
+        sections.setdefault(limit.section, []).append(limit.name)
     return sections
+
+
+def _setting_options(command: _F) -> _F:
+    for setting in reversed(ServiceConfig.settings()):
+        command = _setting_option(setting)(command)
+    return command
+
+
+def _setting_option(setting: Setting) -> Callable[[_F], _F]:
+    kind, arguments = setting.kind, dict[str, Any]()
+    if kind in _PATHS or kind is Kind.DIRECTORY:
+        is_file = kind in _PATHS
+        arguments["type"] = click.Path(dir_okay=not is_file, file_okay=is_file, path_type=Path)
+    elif kind is Kind.SIZE:
+        arguments["type"] = SIZE
+    elif setting.choices:
+        arguments["type"] = click.Choice(setting.choices)
+    elif kind in (Kind.NUMBER, Kind.TRUTH):
+        arguments["type"] = int if kind is Kind.NUMBER else bool
+    if kind is Kind.SWITCH:
+        arguments["is_flag"] = True
+    elif kind is Kind.LIST:
+        arguments["multiple"] = True
+    elif setting.default is dataclasses.MISSING:
+        arguments["required"] = True
+    elif setting.default is not None:
+        arguments |= {"default": setting.default, "show_default": True}
+    return click.option(
+        setting.flag, setting.name, metavar=setting.metavar, help=setting.help, **arguments
+    )
 
 
 def _limit_options(command: _F) -> _F:
@@ -106,160 +124,15 @@ def _limit_options(command: _F) -> _F:
             *(option.flag, option.name),
             metavar="N",
             type=kind,
-            # The default in its written form: `streamhouse config` shows the value in force.
+            # As a person writes the value: `streamhouse config` shows this text.
             default=option.written(option.default),
             help=text,
         )(command)
     return command
 
 
-def _journal_options(command: _F) -> _F:
-    options = (
-        click.option(
-            "--journal",
-            "journal_url",
-            metavar="URL",
-            help="Where every durable change is kept besides the disk, as in s3://bucket/folder.",
-        ),
-        click.option(
-            "--shard",
-            default=DEFAULT_SHARD,
-            show_default=True,
-            metavar="NAME",
-            help="Which shard of the journal this process serves.",
-        ),
-        click.option(
-            "--shards",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Run this many shards, each as a process with a directory below --data-dir.",
-        ),
-        click.option(
-            "--journal-ack",
-            type=click.Choice(JOURNAL_ACKS),
-            default="journal",
-            show_default=True,
-            help="A write is answered when the journal has it, or when this disk has it.",
-        ),
-        click.option(
-            "--standby",
-            "is_standby",
-            is_flag=True,
-            help="Follow the owner of the shard, and take over when it is gone.",
-        ),
-        click.option(
-            "--advertise",
-            "advertised_endpoint",
-            metavar="URL",
-            help="Where others reach this process, if not at the address it listens on.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _kafka_options(command: _F) -> _F:
-    options = (
-        click.option(
-            "--kafka-port",
-            type=int,
-            metavar="PORT",
-            help="Serve Kafka clients, too, at this port; 0 picks a free one.",
-        ),
-        click.option(
-            "--kafka-advertise",
-            "kafka_advertised",
-            metavar="HOST:PORT",
-            help="Where Kafka clients reach this process, if not at the address it listens on; with"
-            " TLS a name of the certificate.",
-        ),
-        click.option(
-            "--kafka-auto-create",
-            type=bool,
-            metavar="true|false",
-            default=True,
-            show_default=True,
-            help="Whether clients make a topic by asking for it, as auto.create.topics.enable.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 @click.command("serve", cls=_ServeCommand)
-@click.option(
-    "--data-dir",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The directory of all data; made if it does not exist.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", default=DEFAULT_PORT, show_default=True, type=int, help="0 picks a free port."
-)
-@click.option(
-    "--token-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File with the bearer token that callers must send; needed beyond loopback.",
-)
-@click.option(
-    "--grants",
-    "grants_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML file with hashes of tokens and what each may do; read again when it changes.",
-)
-@click.option(
-    "--allowed-host",
-    "allowed_hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Another host name of this service, as of a load balancer before it; may be repeated.",
-)
-@click.option(
-    "--tls-cert",
-    "tls_certificate_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="PEM file with the certificate and its chain: the service then speaks HTTPS only.",
-)
-@click.option(
-    "--tls-key",
-    "tls_key_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="PEM file with the certificate's private key.",
-)
-@click.option(
-    "--tls-key-password-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File with the password of the private key, if it has one.",
-)
-@click.option(
-    "--catalog",
-    "catalog_name",
-    default=DEFAULT_CATALOG_NAME,
-    show_default=True,
-    help="Name of the Iceberg catalog.",
-)
-@click.option(
-    "--catalog-property",
-    "catalog_properties",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="pyiceberg catalog property, a secret one as KEY=@file:PATH or KEY=@env:NAME; default:"
-    " SQLite in the data directory.",
-)
-@click.option(
-    "--catalog-access",
-    type=click.Choice(CATALOG_ACCESS),
-    default="direct",
-    show_default=True,
-    help="service: tiering and readers reach the catalog through this service's /iceberg.",
-)
-@click.option("--warehouse", metavar="URI", help="Where lake tables go, as in s3://bucket/folder.")
-@click.option(
-    "--disk-max", metavar="SIZE", type=SIZE, help="Most bytes that rows may take, as in 100GiB."
-)
+@_setting_options
 @click.option(
     "--lake-credentials",
     type=click.Choice(["own", "shared"]),
@@ -284,35 +157,21 @@ def _kafka_options(command: _F) -> _F:
     " may be repeated.",
 )
 @click.option(
-    "--strict", "is_strict", is_flag=True, help="Do not start while any table is damaged."
+    "--shards",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Run this many shards, each as a process with a directory below --data-dir.",
 )
 @log_options("info")
-@_journal_options
-@_kafka_options
 @_limit_options
 def command(
     *,
-    data_dir: Path,
-    host: str,
-    port: int,
-    token_file: Path | None,
-    grants_file: Path | None,
-    allowed_hosts: tuple[str, ...],
-    tls_certificate_file: Path | None,
-    tls_key_file: Path | None,
-    tls_key_password_file: Path | None,
-    catalog_name: str,
-    catalog_properties: tuple[str, ...],
-    catalog_access: str,
-    warehouse: str | None,
-    disk_max: str | None,
     lake_credentials: str,
     tiering: str,
     rebuild: tuple[str, ...],
-    is_strict: bool,
+    shards: int | None,
     log_level: str,
     log_format: str,
-    shards: int | None,
     **options: Any,
 ) -> None:
     """Run the storage service until SIGTERM or Ctrl-C.
@@ -321,39 +180,40 @@ def command(
     durations (30s) where the unit is bytes or ms.
     """
     configure_logging(log_level, log_format)
-    properties = catalog_properties_from(
-        catalog_properties, is_listed=_is_on_command_line("catalog_properties")
-    )
-    if lake_credentials == "shared":
-        properties = {**s3_properties_from_environment(os.environ), **properties}
-    config = ServiceConfig.from_texts(
-        {
-            name: text
-            for name, text in options.items()
-            if text is not None and name not in _UNPARSED
-        },
-        data_dir=data_dir,
-        host=host,
-        port=port,
-        token=_service_token(token_file, needed=grants_file is not None and tiering == "embedded"),
-        grants_file=grants_file,
-        allowed_hosts=allowed_hosts,
-        tls_certificate_file=tls_certificate_file,
-        tls_key_file=tls_key_file,
-        tls_key_password=_optional_secret(tls_key_password_file, "password"),
-        catalog_name=catalog_name,
-        catalog_properties=properties,
-        catalog_access=catalog_access,
-        warehouse=warehouse,
-        is_strict=is_strict,
-        **{name: options[name] for name in _UNPARSED},
-        disk_bytes_max=None if disk_max is None else parse_bytes(disk_max, name="--disk-max"),
+    config = _config(
+        options,
+        is_lake_shared=lake_credentials == "shared",
+        is_token_needed=options["grants_file"] is not None and tiering == "embedded",
     )
     tables = frozenset(TablePath.parse(text) for text in rebuild)
     # A supervised shard shares the supervisor's environment and file, which set `--shards`, too.
     if shards is not None and not is_supervised():
         return _serve_shards(config, shards)
     _serve_one(config, rebuild=tables, is_tiering=tiering == "embedded")
+
+
+def _config(
+    options: dict[str, Any], *, is_lake_shared: bool, is_token_needed: bool
+) -> ServiceConfig:
+    """Return the configuration of the options; secrets are read from their files.
+
+    With `is_token_needed` a service without a token file gets a random token.
+    """
+    limits = {limit.name: options.pop(limit.name) for limit in ServiceConfig.options()}
+    for setting in ServiceConfig.settings():
+        text = options[setting.name]
+        if setting.kind is Kind.SECRET and text is not None:
+            options[setting.name] = read_secret(text, kind=_SECRET_NAMES[setting.name])
+        elif setting.kind is Kind.SIZE and text is not None:
+            options[setting.name] = parse_bytes(text, name=setting.flag)
+    if is_token_needed and options["token"] is None:
+        options["token"] = secrets.token_urlsafe(32)
+    properties = catalog_properties_from(
+        options.pop("catalog_properties"), is_listed=_is_on_command_line("catalog_properties")
+    )
+    if is_lake_shared:
+        properties = {**s3_properties_from_environment(os.environ), **properties}
+    return ServiceConfig.from_texts(limits, **options, catalog_properties=properties)
 
 
 def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tiering: bool) -> None:
@@ -467,14 +327,3 @@ def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:
 
 def _nothing() -> None:
     """There is nothing to stop."""
-
-
-def _service_token(path: Path | None, *, needed: bool) -> str | None:
-    """Return the token of the service's owner; if `needed` and unset, a random token."""
-    if path is None and needed:
-        return secrets.token_urlsafe(32)
-    return _optional_secret(path, "token")
-
-
-def _optional_secret(path: Path | None, kind: str) -> str | None:
-    return None if path is None else read_secret(path, kind=kind)
