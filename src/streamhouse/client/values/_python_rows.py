@@ -11,11 +11,8 @@ value.
 
 from __future__ import annotations
 
-import datetime
 import functools
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from types import NoneType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -30,8 +27,8 @@ from streamhouse.core.model.schema import (
     type_name,
 )
 from streamhouse.core.model.table import TableInfo
-from streamhouse.core.model.values.decimals import is_near
 from streamhouse.core.model.values.json_values import json_value
+from streamhouse.core.types.registry import type_of
 
 __all__ = ["keys_as_arrow", "rows_as_arrow", "rows_as_tried"]
 
@@ -132,44 +129,13 @@ def _check_names(table: TableInfo, rows: Sequence[_Row], *, has_changes: bool) -
 
 def _array(values: Sequence[Any], column: Column, *, table: TableInfo) -> pa.Array:
     t = column.type
-    if _are_plain(values, t):
+    if type_of(t).are_plain(values):
         try:
             return pa.array(values, t)
         except _NO_ARRAY:
             # The next function names the value that is too large, or no text.
             pass
     return _array_one_by_one(values, column, table=str(table.path))
-
-
-def _are_plain(values: Sequence[Any], t: pa.DataType) -> bool:
-    """Return whether Arrow converts these values without a change, or raises."""
-    plain = _PLAIN.get(t.id)
-    if plain is None or not plain.issuperset(map(type, values)):
-        return False
-    if t.id == _DECIMAL:
-        return all(is_near(value) for value in values if type(value) is Decimal)
-    if t.id != _TIMESTAMP:
-        return True
-    is_moment = t.tz is not None
-    return all(value is None or (value.tzinfo is not None) == is_moment for value in values)
-
-
-_TIMESTAMP: Final = pa.timestamp("us").id
-_DECIMAL: Final = pa.decimal128(1).id
-_INTEGER: Final = frozenset((int, NoneType))
-_PLAIN: Final[Mapping[int, frozenset[type]]] = {
-    pa.bool_().id: frozenset((bool, NoneType)),
-    pa.int8().id: _INTEGER,
-    pa.int16().id: _INTEGER,
-    pa.int32().id: _INTEGER,
-    pa.int64().id: _INTEGER,
-    pa.float64().id: frozenset((float, int, NoneType)),
-    pa.string().id: frozenset((str, NoneType)),
-    pa.binary().id: frozenset((bytes, NoneType)),
-    pa.date32().id: frozenset((datetime.date, NoneType)),
-    _TIMESTAMP: frozenset((datetime.datetime, NoneType)),
-    _DECIMAL: frozenset((Decimal, int, NoneType)),
-}
 
 
 def _array_one_by_one(values: Sequence[Any], column: Column, *, table: str) -> pa.Array:

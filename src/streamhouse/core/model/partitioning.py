@@ -114,18 +114,7 @@ class PartitionField:
     def check(self, schema: Schema, *, table: str) -> None:
         """Raise `InvalidSchemaError` unless the transform fits the column's type."""
         t = schema.column(self.column, table=table).type
-        integer = pa.types.is_integer(t)
-        text = pa.types.is_string(t)
-        fits = {
-            "identity": not pa.types.is_nested(t) and not pa.types.is_floating(t),
-            "year": pa.types.is_date(t) or pa.types.is_timestamp(t),
-            "month": pa.types.is_date(t) or pa.types.is_timestamp(t),
-            "day": pa.types.is_date(t) or pa.types.is_timestamp(t),
-            "hour": pa.types.is_timestamp(t),
-            "bucket": type_of(t).hashes is not None,
-            "truncate": integer or text or pa.types.is_decimal(t) or pa.types.is_binary(t),
-        }[self.transform]
-        if not fits:
+        if self.transform not in type_of(t).transforms:
             raise InvalidSchemaError(
                 f"table '{table}': partition field '{self}' does not fit column"
                 f" '{self.column}' of type {t}"

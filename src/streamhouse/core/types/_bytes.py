@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from types import NoneType
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,23 @@ from streamhouse.core.model.hashing._murmur import hashes_of_bytes
 from streamhouse.core.types._json_texts import escaped, hexed, quoted
 from streamhouse.core.types.logical_type import NULL_KEY, LogicalType, any_json_text
 
-__all__ = ["Binary", "Text"]
+__all__ = ["Binary", "Text", "text_at_least", "text_at_most"]
+
+_SURROGATE_FIRST: Final = 0xD800
+_AFTER_SURROGATES: Final = 0xE000
+_CHARACTER_LAST: Final = 0x10FFFF
+_BYTE_LAST: Final = 0xFF
 
 
 class Binary(LogicalType):
     """binary."""
 
     json_types: frozenset[type] = frozenset()
+    python_types: frozenset[type] = frozenset((bytes, NoneType))
+    iceberg_name = "binary"
+    transforms = frozenset(("identity", "bucket", "truncate"))
+    of_footer: Callable[[Any], Any] = bytes
+    of_bound: Callable[[bytes], Any] = bytes
     json_text: Callable[[Any], str] = staticmethod(any_json_text)
     of_json: Callable[[Any], Any] | None = bytes.fromhex
     value_of_text: Callable[[str], Any] = bytes.fromhex
@@ -33,6 +44,12 @@ class Binary(LogicalType):
 
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return quoted(hexed(column))
+
+    def lower_bound(self, raw: bytes, length: int | None) -> bytes | None:
+        return raw[:length]
+
+    def upper_bound(self, raw: bytes, length: int | None) -> bytes | None:
+        return _bytes_at_least(raw, length)
 
     def values_of_texts(self, texts: pa.Array) -> pa.Array:
         return _unhexed(texts)
@@ -73,11 +90,29 @@ class Text(Binary):
     """string: the UTF-8 bytes are keyed, hashed and stored like a binary."""
 
     json_types = frozenset((str,))
+    python_types = frozenset((str, NoneType))
+    iceberg_name = "string"
     json_text = staticmethod(encode_basestring_ascii)
     of_json = None
     value_of_text = str
     stored_view = pa.binary()
     of_stored = staticmethod(bytes.decode)
+
+    def of_bound(self, raw: bytes) -> str | None:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            # A writer cut the bound inside a character.
+            return None
+
+    def of_footer(self, raw: Any) -> str | None:
+        return self.of_bound(bytes(raw))
+
+    def lower_bound(self, raw: bytes, length: int | None) -> bytes | None:
+        return text_at_most(raw, length)
+
+    def upper_bound(self, raw: bytes, length: int | None) -> bytes | None:
+        return text_at_least(raw, length)
 
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return quoted(escaped(column.cast(pa.large_string())))
@@ -122,3 +157,38 @@ def _unhexed(texts: pa.Array) -> pa.Array:
         validity = pa.array(texts.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
     buffers = [validity, pa.py_buffer(starts.tobytes()), pa.py_buffer(decoded)]
     return pa.Array.from_buffers(pa.binary(), count, buffers)
+
+
+def text_at_most(raw: bytes, length: int | None) -> bytes | None:
+    """Return the first `length` characters of UTF-8, None for bytes that are none."""
+    try:
+        return raw if length is None else raw.decode()[:length].encode()
+    except UnicodeDecodeError:
+        return None
+
+
+def text_at_least(raw: bytes, length: int | None) -> bytes | None:
+    """Return a text of at most `length` characters that is not below `raw`; None without one."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    if length is None or len(text) <= length:
+        return raw
+    for end in range(length, 0, -1):
+        following = ord(text[end - 1]) + 1
+        if following == _SURROGATE_FIRST:
+            # No text has surrogates: UTF-8 has no form for them.
+            following = _AFTER_SURROGATES
+        if following <= _CHARACTER_LAST:
+            return (text[: end - 1] + chr(following)).encode()
+    return None
+
+
+def _bytes_at_least(raw: bytes, length: int | None) -> bytes | None:
+    if length is None or len(raw) <= length:
+        return raw
+    for end in range(length, 0, -1):
+        if raw[end - 1] < _BYTE_LAST:
+            return raw[: end - 1] + bytes([raw[end - 1] + 1])
+    return None

@@ -20,6 +20,7 @@ __all__ = [
     "float_texts",
     "hexed",
     "list_texts",
+    "one_by_one",
     "pair_texts",
     "quoted",
     "struct_texts",
@@ -65,14 +66,14 @@ def pair_texts(keys: pa.LargeStringArray, items: pa.LargeStringArray) -> pa.Larg
 def date_texts(column: pa.Array) -> pa.LargeStringArray:
     """Return dates as ISO 8601."""
     if not _is_within(column.cast(pa.int32()), _FIRST_DAY, _LAST_DAY):
-        return _one_by_one(column)
+        return one_by_one(column)
     return quoted(column.cast(pa.string()))
 
 
 def timestamp_texts(column: pa.Array, *, is_utc: bool) -> pa.LargeStringArray:
     """Return timestamps as ISO 8601."""
     if not _is_within(column.cast(pa.int64()), _FIRST_DAY * DAY_US, (_LAST_DAY + 1) * DAY_US - 1):
-        return _one_by_one(column)
+        return one_by_one(column)
     # As `2026-01-02 03:04:05.000000`; `strftime` takes many times as long.
     texts = column.cast(pa.timestamp("us")).cast(pa.large_string())
     texts = pc.binary_replace_slice(texts, start=10, stop=11, replacement="T")
@@ -118,7 +119,8 @@ def hexed(column: pa.BinaryArray) -> pa.LargeStringArray:
     return pc.if_else(column.is_valid(), texts, None) if column.null_count else texts
 
 
-def _one_by_one(column: pa.Array) -> pa.Array:
+def one_by_one(column: pa.Array) -> pa.LargeStringArray:
+    """Return values of any type as JSON, by Python."""
     texts = [
         None if (value := python_value(scalar)) is None else json.dumps(json_value(value))
         for scalar in column

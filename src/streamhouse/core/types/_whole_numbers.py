@@ -6,6 +6,7 @@ import datetime
 import re
 import struct
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any, Final
 
 import numpy as np
@@ -48,6 +49,8 @@ class Integer(LogicalType):
     """tinyint, smallint, int and bigint."""
 
     json_types = frozenset((int,))
+    python_types: frozenset[type] = frozenset((int, NoneType))
+    transforms = frozenset(("identity", "bucket", "truncate"))
     json_text: Callable[[Any], str] = staticmethod(repr)
     of_json: Callable[[Any], Any] | None = None
 
@@ -60,6 +63,18 @@ class Integer(LogicalType):
         self.bound: Final[int] = 1 << (arrow.bit_width - 1)
         self.stored_dtype = _STORED[self.size]
         self.arrow_json_type = arrow
+        self.iceberg_name = "long" if self.size == 8 else "int"
+
+    def of_bound(self, raw: bytes) -> int:
+        return int.from_bytes(raw, "little", signed=True)
+
+    def of_footer(self, raw: Any) -> int | None:
+        return int(raw)
+
+    def lower_bound(self, raw: int, _: int | None) -> bytes:
+        return raw.to_bytes(self.size, "little", signed=True)
+
+    upper_bound = lower_bound
 
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return column.cast(pa.large_string())
@@ -119,11 +134,14 @@ class Date(Integer):
     """date: days from 1970-01-01."""
 
     json_types = frozenset()
+    python_types = frozenset((datetime.date, NoneType))
+    transforms = frozenset(("identity", "bucket", "year", "month", "day"))
     stored_view = pa.int32()
 
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self.arrow_json_type = pa.string()
+        self.iceberg_name = "date"
 
     json_texts = staticmethod(date_texts)
 
@@ -155,12 +173,23 @@ class Timestamp(Integer):
     """timestamp and timestamp_ntz: microseconds from 1970."""
 
     json_types = frozenset()
+    python_types = frozenset((datetime.datetime, NoneType))
+    transforms = Date.transforms | {"hour"}
     stored_view = pa.int64()
 
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self.is_utc: Final = arrow.tz is not None
         self.arrow_json_type = pa.string()
+        self.iceberg_name = "timestamptz" if self.is_utc else "timestamp"
+
+    def are_plain(self, values: Sequence[Any]) -> bool:
+        return super().are_plain(values) and all(
+            value is None or (value.tzinfo is not None) == self.is_utc for value in values
+        )
+
+    def of_footer(self, raw: Any) -> int | None:
+        return raw if isinstance(raw, int) else None
 
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return timestamp_texts(column, is_utc=self.is_utc)

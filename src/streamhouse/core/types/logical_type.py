@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from decimal import Decimal
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ __all__ = [
     "NULL_KEY",
     "LogicalType",
     "OutsideOfPythonError",
+    "PlainValue",
     "any_json_text",
     "fixed_width_keys",
     "no_form",
@@ -31,6 +33,10 @@ __all__ = [
 
 NULL_KEY: Final = b"\x00"
 """A null as a part of a key; the byte `01` begins every other value."""
+
+
+PlainValue: TypeAlias = bool | int | float | str | bytes | Decimal
+"""A value as Python has it; of a date the days since 1970-01-01, of a timestamp microseconds."""
 
 
 class OutsideOfPythonError(ValueError):
@@ -64,6 +70,30 @@ class LogicalType(Protocol):
     """A Python value as a part of a URL; None for a value of another type."""
     arrow_json_type: pa.DataType | None
     """The type with which Arrow reads a column of JSON; None if Arrow cannot read the column."""
+
+    # -- Python values -------------------------------------------------------------------------
+
+    python_types: frozenset[type]
+    """The types of Python values that Arrow takes exactly, or refuses."""
+
+    def are_plain(self, values: Sequence[Any]) -> bool:
+        """Whether Arrow takes all values exactly, or refuses them."""
+        return self.python_types.issuperset(map(type, values))
+
+    # -- Iceberg: transforms, and bounds in single-value serialisation (spec, appendix D) ---------
+
+    iceberg_name: str | None
+    """Iceberg's name of a simple type without parameters."""
+    transforms: frozenset[str]
+    """The partition transforms that take the type."""
+    of_bound: Callable[[bytes], PlainValue | None]
+    """A manifest's bound as a plain value; None for bytes that are no bound."""
+    of_footer: Callable[[Any], PlainValue | None]
+    """A raw bound of a Parquet footer as a plain value; None for another value."""
+    lower_bound: Callable[[Any, int | None], bytes | None]
+    """A raw minimum of a footer as a manifest's bound of at most `length` characters or bytes."""
+    upper_bound: Callable[[Any, int | None], bytes | None]
+    """A raw maximum as a bound; None where no short value is above the maximum."""
 
     # -- keys: `model.bucketing.encode_key` says what the bytes are ----------------------------
 
@@ -101,9 +131,9 @@ def trimmed(texts: pa.Array) -> pa.Array:
     return pc.utf8_trim_whitespace(texts)
 
 
-def no_form(value: Any) -> Any:
+def no_form(*values: Any) -> Any:
     """Raise TypeError: callers never ask for a form that a type lacks."""
-    raise TypeError(f"a value of this type has no such form: {str(value)[:80]}")
+    raise TypeError(f"a value of this type has no such form: {str(values)[:80]}")
 
 
 def any_json_text(value: Any) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Sequence
 from decimal import Context, Decimal, Inexact, InvalidOperation
+from types import NoneType
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +17,13 @@ import pyarrow.compute as pc
 
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.hashing._murmur import hashes_of_decimals
-from streamhouse.core.model.values.decimals import NUMBER, castable_texts, decimal_of_text
+from streamhouse.core.model.values.decimals import (
+    NUMBER,
+    castable_texts,
+    decimal_of,
+    decimal_of_text,
+    is_near,
+)
 from streamhouse.core.model.values.json_values import as_float
 from streamhouse.core.types._json_texts import float_texts, quoted
 from streamhouse.core.types.logical_type import (
@@ -38,9 +46,21 @@ class Boolean(LogicalType):
     """boolean."""
 
     json_types = frozenset((bool,))
+    python_types = frozenset((bool, NoneType))
+    iceberg_name = "boolean"
+    transforms = frozenset(("identity",))
+    of_footer = bool
     json_text = staticmethod(any_json_text)
     of_json = None
     arrow_json_type = pa.bool_()
+
+    def of_bound(self, raw: bytes) -> bool:
+        return raw != b"\x00"
+
+    def lower_bound(self, raw: bool, _: int | None) -> bytes:
+        return b"\x01" if raw else b"\x00"
+
+    upper_bound = lower_bound
 
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return column.cast(pa.large_string())
@@ -76,6 +96,7 @@ class Float(LogicalType):
     """float and double: no keys of tables, but parts of the keys that divide rows."""
 
     json_types = frozenset((int, float))
+    transforms = frozenset()
     json_texts = staticmethod(float_texts)
     # What JSON does not have is a text.
     of_json = float
@@ -89,6 +110,21 @@ class Float(LogicalType):
         self.stored_dtype = np.dtype("<f4" if is_single else "<f8")
         self.stored_view = pa.int32() if is_single else pa.int64()
         self._codes: Final = ("<i", "<f") if is_single else ("<q", "<d")
+        # Arrow makes a number too large for a single infinite.
+        self.python_types = frozenset(() if is_single else (float, int, NoneType))
+        self.iceberg_name = "float" if is_single else "double"
+
+    def of_bound(self, raw: bytes) -> float | None:
+        number: float = struct.unpack("<d" if len(raw) == 8 else "<f", raw)[0]
+        return self.of_footer(number)
+
+    def of_footer(self, raw: Any) -> float | None:
+        return None if math.isnan(raw) else float(raw)
+
+    def lower_bound(self, raw: float, _: int | None) -> bytes:
+        return struct.pack(self._codes[1], raw)
+
+    upper_bound = lower_bound
 
     def json_text(self, value: float) -> str:
         return repr(value) if math.isfinite(value) else any_json_text(value)
@@ -130,6 +166,9 @@ class DecimalNumber(LogicalType):
     json_types = frozenset()
     json_text = staticmethod(any_json_text)
     of_json = Decimal
+    python_types = frozenset((Decimal, int, NoneType))
+    iceberg_name = None
+    transforms = frozenset(("identity", "bucket", "truncate"))
     few_keys = few_hashed = None
     stored_dtype = np.dtype("V16")
     stored_view = pa.binary(16)
@@ -137,6 +176,22 @@ class DecimalNumber(LogicalType):
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self.arrow_json_type = arrow
+
+    def are_plain(self, values: Sequence[Any]) -> bool:
+        return super().are_plain(values) and all(
+            is_near(value) for value in values if type(value) is Decimal
+        )
+
+    def of_bound(self, raw: bytes) -> Decimal:
+        return decimal_of(int.from_bytes(raw, "big", signed=True), self.arrow.scale)
+
+    def of_footer(self, raw: Any) -> Decimal:
+        return self.of_bound(raw) if isinstance(raw, bytes) else decimal_of(raw, self.arrow.scale)
+
+    def lower_bound(self, raw: int, _: int | None) -> bytes:
+        return least_bytes(raw)
+
+    upper_bound = lower_bound
 
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return quoted(column.cast(pa.string()))

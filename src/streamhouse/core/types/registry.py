@@ -10,16 +10,19 @@ import pyarrow.compute as pc
 
 from streamhouse.core.model.casts.nested import entries_of
 from streamhouse.core.types._bytes import Binary, Text
-from streamhouse.core.types._json_texts import list_texts, pair_texts, struct_texts
+from streamhouse.core.types._json_texts import list_texts, one_by_one, pair_texts, struct_texts
 from streamhouse.core.types._whole_numbers import Date, Integer, Timestamp
 from streamhouse.core.types.logical_type import LogicalType, any_json_text, no_form
 from streamhouse.core.types.numbers import Boolean, DecimalNumber, Float
 
-__all__ = ["CLASSES", "struct_json", "type_of"]
+__all__ = ["CLASSES", "Other", "struct_json", "type_of", "type_of_iceberg"]
 
 
 class _Nested(LogicalType):
-    json_types = frozenset()
+    json_types = python_types = frozenset()
+    transforms = frozenset()
+    iceberg_name = None
+    of_bound = of_footer = lower_bound = upper_bound = staticmethod(no_form)
     json_text = staticmethod(any_json_text)
     value_of_text = values_of_texts = url_text = key_bytes = keys = staticmethod(no_form)
     stored_key_bytes = few_keys = None
@@ -81,6 +84,16 @@ class Map(_Nested):
         )
 
 
+class Other(_Nested):
+    """A type of no column, as in rows of another program: values have JSON, and no other form."""
+
+    arrow_json_type = of_json = None
+    json_texts = staticmethod(one_by_one)
+
+    def of_footer(self, _: Any) -> None:
+        return None
+
+
 def _of_json(value: Any, t: LogicalType) -> Any:
     return value if value is None or t.of_json is None else t.of_json(value)
 
@@ -118,6 +131,19 @@ _SIMPLE: Final[dict[int, LogicalType]] = {
 
 
 def type_of(t: pa.DataType) -> LogicalType:
-    """Return the logical type of a canonical Arrow type; raises KeyError for another type."""
+    """Return the logical type of a canonical Arrow type, or `Other`."""
     simple = _SIMPLE.get(t.id)
-    return CLASSES[t.id](t) if simple is None else simple
+    return CLASSES.get(t.id, Other)(t) if simple is None else simple
+
+
+def type_of_iceberg(name: str) -> LogicalType | None:
+    """Return the logical type of a simple type of Iceberg, as in `long` or `decimal(9, 2)`."""
+    if name.startswith("decimal("):
+        return DecimalNumber(pa.decimal128(*map(int, name[8:-1].split(","))))
+    return _BY_ICEBERG_NAME.get(name)
+
+
+_TIMESTAMPS: Final = (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
+_BY_ICEBERG_NAME: Final = {
+    t.iceberg_name: t for t in (*_SIMPLE.values(), *map(Timestamp, _TIMESTAMPS))
+}

@@ -9,42 +9,20 @@ Invariants:
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode, compute_statistics_plan
 from pyiceberg.schema import Schema as IcebergSchema
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
-from streamhouse.core.types.numbers import least_bytes
+from streamhouse.core.types.logical_type import LogicalType
+from streamhouse.core.types.numbers import Float
+from streamhouse.core.types.registry import type_of_iceberg
 
-__all__ = ["StatisticsPlan", "text_at_least", "text_at_most"]
-
-_SURROGATE_FIRST: Final = 0xD800
-_AFTER_SURROGATES: Final = 0xE000
-_CHARACTER_LAST: Final = 0x10FFFF
-_BYTE_LAST: Final = 0xFF
-
-Serialise = Callable[[Any], bytes | None]
+__all__ = ["StatisticsPlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +32,7 @@ class _Leaf:
     path: str
     field_id: int
     mode: MetricsMode
-    is_float: bool
-    to_lower: Serialise
-    to_upper: Serialise
+    data_type: LogicalType | None
 
     @property
     def has_counts(self) -> bool:
@@ -64,7 +40,11 @@ class _Leaf:
 
     @property
     def has_bounds(self) -> bool:
-        return self.has_counts and self.mode.type is not MetricModeTypes.COUNTS
+        return (
+            self.has_counts
+            and self.data_type is not None
+            and self.mode.type is not MetricModeTypes.COUNTS
+        )
 
 
 class StatisticsPlan:
@@ -75,15 +55,12 @@ class StatisticsPlan:
         self._leaves: list[_Leaf] = []
         for path, field_id, kind in _leaves(schema.as_struct(), ""):
             mode = modes[field_id].mode
-            to_lower, to_upper = _serialisers(kind, mode.length)
             self._leaves.append(
                 _Leaf(
                     path=path,
                     field_id=field_id,
                     mode=mode,
-                    is_float=isinstance(kind, FloatType | DoubleType),
-                    to_lower=to_lower,
-                    to_upper=to_upper,
+                    data_type=type_of_iceberg(str(kind)),
                 )
             )
 
@@ -150,18 +127,19 @@ def _set_bounds(
     upper: dict[int, bytes],
 ) -> None:
     """Set the bounds of a column, if every row group with values of the column has bounds."""
+    data_type, length = leaf.data_type, leaf.mode.length
     bounded = [s for s in statistics if s.has_min_max]
     for column, of_group in zip(columns, statistics, strict=True):
         # Parquet leaves out bounds of long text; of floats it leaves out NaN, as Iceberg does.
         is_empty = of_group.null_count == column.num_values
-        if not (of_group.has_min_max or is_empty or leaf.is_float):
+        if not (of_group.has_min_max or is_empty or isinstance(data_type, Float)):
             return
-    if not bounded:
+    if not bounded or data_type is None:
         return
     is_decimal_bytes = bounded[0].physical_type == "FIXED_LEN_BYTE_ARRAY"
     plain = _signed if is_decimal_bytes else _same
-    low = leaf.to_lower(min(plain(s.min_raw) for s in bounded))
-    high = leaf.to_upper(max(plain(s.max_raw) for s in bounded))
+    low = data_type.lower_bound(min(plain(s.min_raw) for s in bounded), length)
+    high = data_type.upper_bound(max(plain(s.max_raw) for s in bounded), length)
     if low is not None:
         lower[leaf.field_id] = low
     if high is not None:
@@ -194,70 +172,3 @@ def _leaves(parent: IcebergType, path: str) -> Iterator[tuple[str, int, IcebergT
             yield full, field_id, kind
         else:
             yield from _leaves(kind, f"{full}.")
-
-
-def _serialisers(kind: IcebergType, length: int | None) -> tuple[Serialise, Serialise]:
-    match kind:
-        case BooleanType():
-            return (_boolean, _boolean)
-        case IntegerType() | DateType():
-            return (struct.Struct("<i").pack, struct.Struct("<i").pack)
-        case LongType() | TimestampType() | TimestamptzType():
-            return (struct.Struct("<q").pack, struct.Struct("<q").pack)
-        case FloatType():
-            return (struct.Struct("<f").pack, struct.Struct("<f").pack)
-        case DoubleType():
-            return (struct.Struct("<d").pack, struct.Struct("<d").pack)
-        case DecimalType():
-            return (least_bytes, least_bytes)
-        case StringType():
-            return (
-                lambda raw: text_at_most(raw, length),
-                lambda raw: text_at_least(raw, length),
-            )
-        case BinaryType():
-            return (lambda raw: raw[:length], lambda raw: _bytes_at_least(raw, length))
-    return (_no_bound, _no_bound)
-
-
-def _no_bound(_: Any) -> None:
-    return None
-
-
-def _boolean(raw: bool) -> bytes:
-    return b"\x01" if raw else b"\x00"
-
-
-def text_at_most(raw: bytes, length: int | None) -> bytes | None:
-    """Return the first `length` characters of UTF-8, None for bytes that are none."""
-    try:
-        return raw if length is None else raw.decode()[:length].encode()
-    except UnicodeDecodeError:
-        return None
-
-
-def text_at_least(raw: bytes, length: int | None) -> bytes | None:
-    """Return a text of at most `length` characters that is not below `raw`; None without one."""
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        return None
-    if length is None or len(text) <= length:
-        return raw
-    for end in range(length, 0, -1):
-        following = ord(text[end - 1]) + 1
-        if following == _SURROGATE_FIRST:
-            # No text has surrogates: UTF-8 has no form for them.
-            following = _AFTER_SURROGATES
-        if following <= _CHARACTER_LAST:
-            return (text[: end - 1] + chr(following)).encode()
-    return None
-
-
-def _bytes_at_least(raw: bytes, length: int | None) -> bytes | None:
-    if length is None or len(raw) <= length:
-        return raw
-    for end in range(length, 0, -1):
-        if raw[end - 1] < _BYTE_LAST:
-            return raw[: end - 1] + bytes([raw[end - 1] + 1])
-    return None

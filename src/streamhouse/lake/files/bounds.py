@@ -6,17 +6,15 @@ unknown. Executors have this module, which imports pyarrow only.
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from streamhouse.core.errors import CorruptDataError
-from streamhouse.core.model.lake.limits import decimal_of
+from streamhouse.core.types.logical_type import PlainValue
+from streamhouse.core.types.registry import type_of
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -31,11 +29,9 @@ __all__ = [
     "statistics_key",
 ]
 
-PlainValue: TypeAlias = bool | int | float | str | bytes | Decimal
-"""A value as Python has it; of a date the days since 1970-01-01, of a timestamp microseconds."""
-
 _UNITS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _INTEGER_BYTES: Final = (4, 8)
+_LAYOUTS: Final = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +69,7 @@ def plain_bound(raw: bytes | None, data_type: pa.DataType) -> PlainValue | None:
     """Return the bound of a column of this type, None if it is no bound."""
     if raw is None:
         return None
-    if pa.types.is_boolean(data_type):
-        return raw != b"\x00"
-    if pa.types.is_floating(data_type):
-        value: float = struct.unpack("<d" if len(raw) == 8 else "<f", raw)[0]
-        return None if value != value else value
-    if pa.types.is_decimal(data_type):
-        return decimal_of(int.from_bytes(raw, "big", signed=True), data_type.scale)
-    if pa.types.is_string(data_type):
-        return _text(raw)
-    if pa.types.is_binary(data_type):
-        return raw
-    return int.from_bytes(raw, "little", signed=True)
+    return type_of(data_type).of_bound(raw)
 
 
 # -- of Parquet footers ----------------------------------------------------------------------------
@@ -155,29 +140,10 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[tuple[str, ...], pa.DataType | 
 
 def _parquet_bound(raw: Any, t: pa.DataType, *, is_upper: bool) -> PlainValue | None:
     """Return a raw Parquet bound as a plain value, widened where units differ, or None."""
-    if pa.types.is_decimal(t):
-        unscaled = int.from_bytes(raw, "big", signed=True) if isinstance(raw, bytes) else raw
-        return decimal_of(unscaled, t.scale)
-    if pa.types.is_timestamp(t):
-        if not isinstance(raw, int):
-            return None
-        units = _UNITS_A_SECOND[t.unit]
-        micros = raw * 1_000_000
-        return -(-micros // units) if is_upper else micros // units
-    if pa.types.is_floating(t):
-        return None if math.isnan(raw) else float(raw)
-    if pa.types.is_string(t) or pa.types.is_large_string(t):
-        return _text(bytes(raw))
-    if pa.types.is_binary(t) or pa.types.is_large_binary(t):
-        return bytes(raw)
-    if pa.types.is_boolean(t):
-        return bool(raw)
-    return int(raw) if pa.types.is_signed_integer(t) or pa.types.is_date32(t) else None
-
-
-def _text(raw: bytes) -> str | None:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        # A writer cut the bound inside a character.
-        return None
+    t = _LAYOUTS.get(t, t)
+    value = type_of(t).of_footer(raw)
+    if not (pa.types.is_timestamp(t) and isinstance(value, int)):
+        return value
+    units: int = _UNITS_A_SECOND[t.unit]
+    micros = value * 1_000_000
+    return -(-micros // units) if is_upper else micros // units

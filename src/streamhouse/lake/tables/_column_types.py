@@ -11,23 +11,13 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.name_mapping import MappedField as IcebergMappedField
 from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
     DecimalType,
-    DoubleType,
     FixedType,
-    FloatType,
     IcebergType,
-    IntegerType,
     ListType,
-    LongType,
     MapType,
     NestedField,
-    StringType,
     StructType,
-    TimestampType,
-    TimestamptzType,
 )
 
 from streamhouse.core.errors import CorruptDataError, UnsupportedError
@@ -37,33 +27,17 @@ from streamhouse.core.model.lake.facts import (
     SYSTEM_FIELD_ID_FIRST,
 )
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, RESERVED_COLUMNS, Column
+from streamhouse.core.types.registry import type_of, type_of_iceberg
 from streamhouse.lake.files._field_ids import FIELD_ID_KEY
 from streamhouse.lake.files.name_mapping import MappedField, NameMapping
 from streamhouse.lake.iceberg_errors import sentence_of
 
 __all__ = ["iceberg_field", "name_mapping_of", "nested_fields", "readable_columns"]
 
-_SIMPLE_TYPES: Final[dict[type[IcebergType], pa.DataType]] = {
-    BooleanType: pa.bool_(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    FloatType: pa.float32(),
-    DoubleType: pa.float64(),
-    StringType: pa.string(),
-    BinaryType: pa.binary(),
-    DateType: pa.date32(),
-    TimestamptzType: pa.timestamp("us", tz="UTC"),
-    TimestampType: pa.timestamp("us"),
-}
-
-
 _SYSTEM_IDS: Final = {CHANGE_TYPE_COLUMN: CHANGE_TYPE_FIELD_ID} | {
     field.name: SYSTEM_FIELD_ID_FIRST + place for place, field in enumerate(LAKE_SYSTEM_FIELDS)
 }
 _NAME_MAPPING: Final = TableProperties.DEFAULT_NAME_MAPPING
-
-_SIMPLE_KINDS: Final = {data_type: kind() for kind, data_type in _SIMPLE_TYPES.items()}
-_READ_TYPES: Final = _SIMPLE_TYPES | {FixedType: pa.binary()}
 
 
 def iceberg_field(field: pa.Field, *, doc: str | None = None) -> NestedField:
@@ -82,8 +56,9 @@ def _id(field: pa.Field) -> int:
 
 
 def _iceberg_type(data_type: pa.DataType) -> IcebergType:
-    if data_type in _SIMPLE_KINDS:
-        return _SIMPLE_KINDS[data_type]
+    name = type_of(data_type).iceberg_name
+    if name is not None:
+        return IcebergType.model_validate(name)
     if pa.types.is_decimal(data_type):
         return DecimalType(data_type.precision, data_type.scale)
     if pa.types.is_list(data_type):
@@ -149,11 +124,11 @@ def _is_ours(field: NestedField) -> bool:
 
 
 def _arrow_type(iceberg_type: IcebergType) -> pa.DataType:
-    simple = _READ_TYPES.get(type(iceberg_type))
+    simple = type_of_iceberg(str(iceberg_type))
     if simple is not None:
-        return simple
-    if isinstance(iceberg_type, DecimalType):
-        return pa.decimal128(iceberg_type.precision, iceberg_type.scale)
+        return simple.arrow
+    if isinstance(iceberg_type, FixedType):
+        return pa.binary()
     if isinstance(iceberg_type, ListType):
         return pa.list_(_arrow_field(iceberg_type.element_field))
     if isinstance(iceberg_type, MapType):

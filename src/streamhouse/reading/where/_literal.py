@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from streamhouse.core.errors import InvalidPredicateError
-from streamhouse.core.model.lake.limits import decimal_of
 from streamhouse.core.model.values.calendar import DAY_US, days_of
+from streamhouse.core.model.values.decimals import decimal_of
 from streamhouse.core.model.values.zone import UTC, Zone
 from streamhouse.lake.files.bounds import PlainValue
 from streamhouse.reading.where._text import parse_date, parse_double, parse_timestamp, refuse

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.core.types.logical_type import LogicalType
-from streamhouse.core.types.registry import CLASSES, type_of
+from streamhouse.core.types.registry import CLASSES, Other, type_of
 
 FORMS: Final = frozenset(LogicalType.__annotations__) - {"arrow"}
 TYPES: Final = (
@@ -18,6 +18,7 @@ TYPES: Final = (
     pa.list_(pa.date32()),
     pa.struct([pa.field("a", pa.binary())]),
     pa.map_(pa.string(), pa.int8()),
+    pa.null(),
 )
 
 
@@ -36,7 +37,7 @@ def test_a_type_has_every_form(t: pa.DataType) -> None:
 
 
 def test_every_class_of_the_registry_is_among_the_types() -> None:
-    assert {type(type_of(t)) for t in TYPES} == set(CLASSES.values())
+    assert {type(type_of(t)) for t in TYPES} == {*CLASSES.values(), Other}
 
 
 def test_a_form_that_a_new_type_lacks_is_named() -> None:

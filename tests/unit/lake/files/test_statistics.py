@@ -15,10 +15,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.types import ListType, LongType, NestedField, StringType
 
+from streamhouse.core.types._bytes import text_at_least, text_at_most
 from streamhouse.lake.files._statistics import (
     StatisticsPlan,
-    text_at_least,
-    text_at_most,
 )
 
 LAST = "\U0010ffff"

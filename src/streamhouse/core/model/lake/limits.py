@@ -33,6 +33,7 @@ from streamhouse.core.model.partitioning import PartitionField
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo
 from streamhouse.core.model.values.calendar import DAY_US, timestamp_text
+from streamhouse.core.model.values.decimals import decimal_of
 
 __all__ = [
     "NESTED_FIELD_ID_FIRST",
@@ -41,7 +42,6 @@ __all__ = [
     "ValueLimit",
     "check_lake_schema",
     "decimal_limits",
-    "decimal_of",
     "least_value",
     "time_units",
 ]
@@ -117,13 +117,6 @@ def _full_names(name: str, t: pa.DataType) -> Iterator[str]:
 
 
 # -- values ------------------------------------------------------------------------------------
-
-
-def decimal_of(unscaled: int, scale: int) -> Decimal:
-    """Return `unscaled` with `scale` digits behind the point, exactly."""
-    # From a tuple: arithmetic would round to the context's precision.
-    digits = tuple(int(digit) for digit in str(abs(unscaled)))
-    return Decimal((int(unscaled < 0), digits, -scale))
 
 
 def least_value(t: pa.DataType) -> Number | None:

@@ -20,7 +20,15 @@ import pyarrow.compute as pc
 
 from streamhouse.core.errors import SchemaMismatchError
 
-__all__ = ["NUMBER", "as_decimal", "as_integer", "castable_texts", "decimal_of_text", "is_near"]
+__all__ = [
+    "NUMBER",
+    "as_decimal",
+    "as_integer",
+    "castable_texts",
+    "decimal_of",
+    "decimal_of_text",
+    "is_near",
+]
 
 NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 """The text of one number."""
@@ -59,6 +67,13 @@ def as_integer(number: Decimal) -> int:
     if number.adjusted() >= _DIGITS_MAX or number != number.to_integral_value():
         raise ValueError("it is no integer")
     return int(number)
+
+
+def decimal_of(unscaled: int, scale: int) -> Decimal:
+    """Return `unscaled` with `scale` digits behind the point, exactly."""
+    # From a tuple: arithmetic would round to the context's precision.
+    digits = tuple(int(digit) for digit in str(abs(unscaled)))
+    return Decimal((int(unscaled < 0), digits, -scale))
 
 
 def decimal_of_text(text: str, t: pa.DataType) -> Decimal:
