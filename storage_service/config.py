@@ -57,7 +57,7 @@ MEMORY: Final = "Memory limits"
 CONNECTIONS: Final = "Connection limits"
 TABLES: Final = "Table limits"
 THREADS: Final = "Threads"
-LAKE: Final = "Tiering and catalog"
+TIERING: Final = "Tiering and catalog"
 _IMPL: Final = "py-catalog-impl"
 _CATALOG_KIND_PROPERTIES: Final = ("type", "uri", _IMPL)
 # The properties for access to files, needed with any catalog.
@@ -167,11 +167,13 @@ class ServiceConfig(ServiceSettings):
         THREADS, 4, "threads", "Threads that answer requests to `/iceberg`."
     )
     tiering_lease_ms: int = limit(
-        LAKE, 30_000, "ms", "How long a tiering round stays claimed after the last heartbeat."
+        TIERING, 30_000, "ms", "How long a tiering round stays claimed after the last heartbeat."
     )
-    tiering_backoff_ms_min: int = limit(LAKE, 1_000, "ms", "Pause of a table after a failed round.")
+    tiering_backoff_ms_min: int = limit(
+        TIERING, 1_000, "ms", "Pause of a table after a failed round."
+    )
     catalog_timeout_ms: int = limit(
-        LAKE,
+        TIERING,
         60_000,
         "ms",
         "How long a request to a REST catalog waits for an answer: requests of this service, of"

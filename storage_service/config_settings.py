@@ -28,7 +28,7 @@ JOURNAL_ACKS: Final = ("journal", "disk")
 SERVICE: Final = "Service"
 ACCESS: Final = "Access"
 TLS: Final = "TLS"
-CATALOG: Final = "Lake"
+LAKE: Final = "Lake"
 DISK: Final = "Disk and damage"
 JOURNAL: Final = "Journal"
 KAFKA: Final = "Kafka clients"
@@ -87,10 +87,10 @@ class ServiceSettings:
         is_shown=False,
     )
     catalog_name: str = setting(
-        CATALOG, "--catalog", "Name of the Iceberg catalog.", default=DEFAULT_CATALOG_NAME
+        LAKE, "--catalog", "Name of the Iceberg catalog.", default=DEFAULT_CATALOG_NAME
     )
     catalog_properties: Mapping[str, str] = setting(
-        CATALOG,
+        LAKE,
         "--catalog-property",
         "pyiceberg catalog property, a secret one as KEY=@file:PATH or KEY=@env:NAME; default:"
         " SQLite in the data directory.",
@@ -100,14 +100,14 @@ class ServiceSettings:
         is_shown=False,
     )
     catalog_access: str = setting(
-        CATALOG,
+        LAKE,
         "--catalog-access",
         "service: tiering and readers reach the catalog through this service's /iceberg.",
         default="direct",
         choices=CATALOG_ACCESS,
     )
     warehouse: str | None = setting(
-        CATALOG,
+        LAKE,
         "--warehouse",
         "Where lake tables go, as in s3://bucket/folder.",
         metavar="URI",

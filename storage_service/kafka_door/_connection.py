@@ -10,7 +10,8 @@ Guarantees:
 - a connection's memory is bounded: arriving bytes count in the memory for bodies, and the socket is
   not read while complete requests wait
 - a client that sends half a request, reads no answers or stays silent is disconnected after a time
-  Event loop only.
+
+Event loop only.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Invariants:
 - after a crash the file has all schemas whose ids were given out
 - a damaged file gives nothing out and is not written: records have the file's ids, and another
   schema must not get such an id. The rest of the table is served
+
 Event loop only, except for the values of `current`; disk writes go to the runtime's threads.
 """
 
@@ -74,11 +75,11 @@ class RecordSchemas(Sidecar):
         return _Unreadable(self._damage) if self._damage else self._set
 
     def known(self) -> SchemaSet:
-        """Return the schemas for a list: none if the file is damaged."""
+        """Return the schemas for listing: none if the file is damaged."""
         return self._set
 
     def do_fit(self, table: TableInfo, number: int | None = None) -> bool:
-        """Whether the newest schemas are known to have all rows of the present table.
+        """Whether records of the newest schemas can represent all rows of the present table.
 
         With a number, also whether the table need not change for records of that schema.
         """

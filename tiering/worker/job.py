@@ -142,7 +142,8 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
 def run_job(options: JobOptions, runner: TaskRunner) -> int:
     """Run the job and return the exit code: 1 when a table could not be tiered.
 
-    Without `is_once` the job runs until SIGTERM or Ctrl-C, ends its round early, and returns 0.
+    Without `is_once` the job runs until SIGTERM or Ctrl-C, ends a running round early, and
+    returns 0.
     """
     # Not at the top: `streamhouse tier --help` must not wait for pyiceberg.
     from streamhouse.lake.lake_tables import IcebergLake
@@ -189,7 +190,7 @@ def _catalog(options: JobOptions, client: StorageClient) -> LakeCatalog:
     named = client.lake_catalog()
     if options.catalog is None:
         return named
-    # The identity of the service stays, whatever the catalog.
+    # The id of the service is kept with the user's own catalog, too.
     identity = {k: v for k, v in named.properties.items() if k == SERVICE_ID_PROPERTY}
     return replace(options.catalog, properties={**options.catalog.properties, **identity})
 

@@ -257,7 +257,7 @@ class TableCalls(PositionCalls):
         return self.alter_schema(path, [{"comment": name, "to": comment}])
 
     def drop_column(self, path: str, name: str, *, confirm: str) -> TableInfo:
-        """Hide a column for good; `confirm` repeats its name."""
+        """Hide a column for good; `confirm` repeats its name. Stored values stay in their files."""
         return self.alter_schema(path, [{"drop": name, "confirm": confirm}])
 
     def alter_partitioning(self, path: str, partitioned_by: Sequence[str]) -> TableInfo:

@@ -1,4 +1,6 @@
-"""The single loop that lands a change of a lake table: stages, sends, looks, judges, cleans up.
+"""The single loop that lands a change of a lake table.
+
+It stages the change, sends it, reloads the table, decides whether an attempt landed, and cleans up.
 
 Guarantees for a change, whatever the catalog answers and when:
 - it lands at most once, and only on a state accepted by its `stage`
@@ -7,8 +9,7 @@ Guarantees for a change, whatever the catalog answers and when:
   stay, also the files written by the caller
 - the metadata of attempts is deleted once the attempts certainly can never land
 
-`_attempts.py` is the judge. A look at a state older than a known state proves nothing, and is
-ignored.
+`_attempts.py` decides. A reload that returns older metadata than was seen before is ignored.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Change(Protocol):
         """
 
     def is_done(self) -> bool:
-        """Whether the current table shows a landed change without a snapshot of it."""
+        """Whether the table already has the effect of a change that makes no snapshot."""
 
 
 def land(
@@ -99,8 +100,9 @@ def land(
 ) -> int | None:
     """Land `change` and return the id of its snapshot; `table` is up to date afterwards.
 
-    The id is that of the current snapshot if the change has none, or none is left. None when there
-    was nothing to do. `before_send` is called before each attempt is sent, and may raise.
+    The id is that of the current snapshot if the change makes none, or if nothing was left to do.
+    None if the table has no snapshot either. `before_send` is called before each attempt is sent,
+    and may raise.
 
     Raises:
         UnknownOutcomeError: it may have landed, or may still; see the module.
@@ -119,7 +121,7 @@ def land_snapshot(
 ) -> int:
     """Land, as `land`, a change that has a snapshot or is refused; return the snapshot's id."""
     snapshot_id = land(table, change, before_send=before_send, attempts_max=attempts_max)
-    assert snapshot_id is not None, "it has a snapshot, or is refused"
+    assert snapshot_id is not None, "the change makes a snapshot, or is refused"
     return snapshot_id
 
 
@@ -182,7 +184,7 @@ class _Landing:
                 return self._current_id if snapshot_id is None else snapshot_id
             if verdict is not Verdict.RETRY:
                 break
-        raise self._over(
+        raise self._final_error(
             UnavailableError(
                 f"{self._name}: {len(self._sent)} commits failed, the last with {reason}"
             )
@@ -204,10 +206,10 @@ class _Landing:
             if staged is not None:
                 # It was never sent.
                 self._delete(staged)
-            over = self._over(error)
-            if over is error:
+            final = self._final_error(error)
+            if final is error:
                 raise
-            raise over from error
+            raise final from error
         return staged
 
     def _send(self, staged: StagedChange) -> BaseException | None:
@@ -256,17 +258,17 @@ class _Landing:
         try:
             return reload(self._table)
         except NoSuchTableError as gone:
-            raise self._over(
+            raise self._final_error(
                 NotFoundError(f"{self._name} was dropped or replaced meanwhile: {gone}")
             ) from gone
-        except Exception as silence:
-            # Every other failure to look means not knowing.
+        except Exception as reload_error:
+            # After any other error of a reload the outcome is unknown.
             raise UnknownOutcomeError(
                 f"{self._name}: a commit may have landed ({sentence_of(error)}), and the catalog"
-                f" cannot be asked: {sentence_of(silence)}"
-            ) from silence
+                f" cannot be asked: {sentence_of(reload_error)}"
+            ) from reload_error
 
-    def _over(self, error: StreamhouseError) -> StreamhouseError:
+    def _final_error(self, error: StreamhouseError) -> StreamhouseError:
         """Return what to raise when no attempt is made any more, for `error`; cleans up."""
         self._clean_up()
         if all(self._fate(sent) is Fate.DEAD for _, sent in self._sent):
@@ -305,5 +307,5 @@ def _seen(metadata: TableMetadata) -> Seen:
 
 
 def _last_sequence_number(metadata: TableMetadata) -> int:
-    # Tables of the first format number no snapshots.
+    # Format version 1 has no sequence numbers.
     return 0 if isinstance(metadata, TableMetadataV1) else metadata.last_sequence_number

@@ -4,8 +4,9 @@ Invariants:
 - a group belongs to a token: groups of two tokens with one name are separate, and so are their
   positions (`engine/consumers.py`)
 - groups are in memory only: after a restart members join again, and positions are stored elsewhere
-- groups, members and their bytes are bounded; a token leaves room for other tokens Event loop only;
-  the caller supplies the clock and the ids.
+- groups, members and their bytes are bounded; a token leaves room for other tokens
+
+Event loop only; the caller supplies the clock and the ids.
 """
 
 from __future__ import annotations

@@ -1,18 +1,21 @@
 """One consumer group: members, generation, and the answer to each call.
 
-```text EMPTY -- first member --> PREPARING -- all have joined, or the time is over --> COMPLETING ^
-^     |                                                  | '-- no members left -----|-----'
-a member comes, goes, changes          |
+```text
+ EMPTY -- first member --> PREPARING -- all have joined, or the time is over --> COMPLETING
+   ^                        ^     |                                                  |
+   '-- no members left -----|-----'          a member comes, goes, changes           |
                             |<-------------------------------------------------------|
-                            |<--------------------------- STABLE <-- the leader's assignment ```
+                            |<--------------------------- STABLE <-- the leader's assignment
+```
 
 Invariants:
 - a generation has a single leader, protocol and assignment: each member gets a part of the leader's
   assignment, possibly an empty part
 - only members of the current generation commit, and no member between join and assignment
 - every wait ends: with the next generation, the assignment, an error, or the member's removal
-- after every call `due_s` is at or before the group's next deadline Not thread-safe; `now_s` comes
-  from one monotonic clock.
+- after every call `due_s` is at or before the group's next deadline
+
+Not thread-safe; `now_s` comes from one monotonic clock.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ Guarantees:
 - records begin at the requested offset and fit into the room; only the first record of an answer is
   written whatever its size, alone
 - the records end before the first unwritable row; the rows before are written
-- an update has the replaced row, wherever the previous read ended The offset of a record is the
-  offset of its row. Rows without a record, such as the row before an update, and offsets without a
-  row leave gaps, which a batch covers. Blocking, on any thread.
+- an update has the replaced row, wherever the previous read ended
+
+The offset of a record is the offset of its row. Rows without a record, such as the row before an
+update, and offsets without a row leave gaps, which a batch covers. Blocking, on any thread.
 """
 
 from __future__ import annotations

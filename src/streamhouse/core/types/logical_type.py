@@ -3,6 +3,10 @@
 `LogicalType` lists the forms. A form is a method, a function of a value or a column, or a fact;
 None and `no_form` say that the type has no such form. A class that lacks an entry fails mypy and
 `tests/unit/core/types`. `registry` gives the logical type of an Arrow type (decision 28).
+
+Outside this room a new type needs a name in `core/model/schema.py`, and its counterparts in other
+systems: `lake/tables/_column_types.py`, `kafka/avro_schema.py`, `cdc_source/_source_types.py`, and
+literals of predicates in `reading/where/_literal.py`.
 """
 
 from __future__ import annotations

@@ -148,7 +148,6 @@ class LakeTable:
 
         Raises `CorruptDataError` if the snapshot does not reach their ends: it is older.
         """
-        # The table is known by its uuid.
         covered = self._table.covered(snapshot_id=snapshot_id)
         for bucket, offsets in ranges.items():
             end = 0 if covered is None else covered.tiered_offsets.get(bucket, 0)
@@ -237,7 +236,7 @@ class LakeTable:
         return self._successor(ranges, None)
 
     def may_have_other_rows(self, table: TableInfo, registered: int) -> bool:
-        """Whether another engine, which may, committed to the rows after a snapshot."""
+        """Whether another engine that is allowed to committed rows after a snapshot."""
         return self._table.may_have_other_rows(table, registered)
 
     def _check_exists(self, snapshot_id: int) -> None:
@@ -266,6 +265,6 @@ class LakeTable:
                     " table any more"
                 )
             field_ids[name] = names[name]
-        # Rows in the lake are what they are; only a full history says how they came to be.
+        # Only a full history has change types.
         field_ids[CHANGE_TYPE_COLUMN] = names.get(CHANGE_TYPE_COLUMN)
         return field_ids

@@ -3,10 +3,10 @@
 One decision per file and per bucket, from the tree and the local disk; nothing is changed here.
 
 - The directory's own process was the last writer (`is_own`): bytes of a log beyond the journal's
-  end were written afterwards, and stay to be journalled. A durable mark, ahead in place, stays,
-  too.
+  end were written afterwards, and stay to be journalled. A durable mark newer than the
+  journal's stays, too.
 - Another process was the last writer: logs are kept up to the first byte different from the
-  journal. Rows by key of a bucket with other bytes are given up.
+  journal. The rows by key of a bucket with other bytes are deleted and rebuilt.
 - With `is_trusted` (own process last, no interrupted restore) a bucket's earlier logs are trusted
   by length, if everything else equals the journal. Otherwise the directory may be an older copy,
   such as a snapshot of its disk: then all bytes are compared by checksum. A bucket's newest log
@@ -52,7 +52,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCopy:
-    """The changes in order: rows by key given up, trees and files removed, files completed."""
+    """The changes in order: rows by key to rebuild, removed directories and files, longer files."""
 
     cuts: tuple[Cut, ...] = ()
     keys_given_up: frozenset[str] = frozenset()

@@ -36,7 +36,7 @@ _SIZE_UNIT_BYTES: Final = {"": 1, "b": 1} | {
     for prefix, size in _SIZE_PREFIX_BYTES.items()
     for ending in ("", "b", "ib")
 }
-# Larger values mean `for ever` and `unlimited`.
+# Larger values are cut to these, which in effect mean `for ever` and `unlimited`.
 _NUMBER_MAX: Final = (1 << 63) - 1
 _DURATION_MS_MAX: Final = 10_000 * 366 * 86_400_000
 _SIZE_BYTES_MAX: Final = 1 << 60
