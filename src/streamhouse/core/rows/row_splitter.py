@@ -63,7 +63,15 @@ def _may_be_tried(source: pa.DataType, target: pa.DataType) -> bool:
     is_text = pa.types.is_string(source) or pa.types.is_large_string(source)
     if is_text:
         return not pa.types.is_binary(target)
-    return _is_number(source) and _is_number(target)
+    return _is_number(source) and _is_number(target) and _has_cast(source, target)
+
+
+def _has_cast(source: pa.DataType, target: pa.DataType) -> bool:
+    try:
+        pa.array([], source).cast(target)
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def _is_number(t: pa.DataType) -> bool:

@@ -133,7 +133,10 @@ _SIMPLE: Final[dict[int, LogicalType]] = {
 def type_of(t: pa.DataType) -> LogicalType:
     """Return the logical type of a canonical Arrow type, or `Other`."""
     simple = _SIMPLE.get(t.id)
-    return CLASSES.get(t.id, Other)(t) if simple is None else simple
+    if simple is not None:
+        return simple
+    is_canonical = not pa.types.is_timestamp(t) or t.unit == "us"
+    return CLASSES.get(t.id, Other)(t) if is_canonical else Other(t)
 
 
 def type_of_iceberg(name: str) -> LogicalType | None:

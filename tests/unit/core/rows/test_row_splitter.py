@@ -158,6 +158,15 @@ def test_texts_are_tried_and_other_types_are_not() -> None:
     )
 
 
+def test_numbers_without_a_cast_are_refused_as_a_column() -> None:
+    # Arrow casts no half float to a decimal, and says so by another error than for a value.
+    def tried(t: pa.DataType) -> pa.DataType:
+        return castable(pa.schema([pa.field("price", t)]), _table()).field("price").type
+
+    assert tried(pa.float16()) == pa.float16()
+    assert tried(pa.float32()) == pa.decimal128(5, 2)
+
+
 def test_a_row_survives_its_way_through_json() -> None:
     values = {
         "id": 1,

@@ -19,6 +19,7 @@ TYPES: Final = (
     pa.struct([pa.field("a", pa.binary())]),
     pa.map_(pa.string(), pa.int8()),
     pa.null(),
+    pa.timestamp("ns"),
 )
 
 
@@ -38,6 +39,14 @@ def test_a_type_has_every_form(t: pa.DataType) -> None:
 
 def test_every_class_of_the_registry_is_among_the_types() -> None:
     assert {type(type_of(t)) for t in TYPES} == {*CLASSES.values(), Other}
+
+
+def test_a_timestamp_of_another_unit_is_written_whole() -> None:
+    column = pa.array([1_234_567_891], pa.timestamp("ns"))
+
+    assert type_of(column.type).json_texts(column).to_pylist() == [
+        '"1970-01-01T00:00:01.234567891"'
+    ]
 
 
 def test_a_form_that_a_new_type_lacks_is_named() -> None:
