@@ -253,7 +253,8 @@ def test_rows_by_key_are_upserts_and_tombstones(service: ServiceProcess, java: J
             ('{"id": 2}', None, None),
         ]
         places = java.do("produce", topic="people", records=records)
-        assert {offset for _, offset in places} == {-1}
+        offsets = [offset for _, offset in places]
+        assert offsets == sorted(set(offsets))
         assert streamhouse.read("people").to_pylist() == [{"id": 1, "name": "Ann"}]
 
     found = java.consume("people", 4, group="readers")
