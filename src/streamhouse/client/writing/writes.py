@@ -6,6 +6,7 @@ often it arrives. A writer has one batch for each bucket under way at a time.
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import threading
@@ -193,29 +194,24 @@ class TableWrites:
             check_row_sizes(data, table)
         for rows in bounded_batches(remaining_rows, is_flat=checked.is_flat):
             parts = route(table, rows, operation, columns, spread=self._spread)
+            send_rows = functools.partial(
+                send,
+                self._transport,
+                table,
+                parts,
+                operation,
+                columns=columns,
+                writer=numbering_writer,
+            )
             try:
-                part_ranges = send(
-                    self._transport,
-                    table,
-                    parts,
-                    operation,
-                    columns=columns,
-                    writer=numbering_writer,
-                )
+                part_ranges = send_rows()
             except OutOfOrderSequenceError:
                 if writer is not None:
                     raise
                 # The service has forgotten the writer, or has a new table: none of these rows, sent
                 # for the first time, is stored.
                 numbering_writer.renew()
-                part_ranges = send(
-                    self._transport,
-                    table,
-                    parts,
-                    operation,
-                    columns=columns,
-                    writer=numbering_writer,
-                )
+                part_ranges = send_rows()
             written.row_count += rows.num_rows
             for bucket, span in part_ranges.items():
                 offsets[bucket] = (offsets.get(bucket, span)[0], span[1])
