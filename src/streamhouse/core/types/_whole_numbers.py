@@ -188,9 +188,6 @@ class Timestamp(Integer):
             value is None or (value.tzinfo is not None) == self.is_utc for value in values
         )
 
-    def of_footer(self, raw: Any) -> int | None:
-        return raw if isinstance(raw, int) else None
-
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return timestamp_texts(column, is_utc=self.is_utc)
 

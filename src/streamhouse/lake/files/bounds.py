@@ -141,9 +141,11 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[tuple[str, ...], pa.DataType | 
 def _parquet_bound(raw: Any, t: pa.DataType, *, is_upper: bool) -> PlainValue | None:
     """Return a raw Parquet bound as a plain value, widened where units differ, or None."""
     t = _LAYOUTS.get(t, t)
-    value = type_of(t).of_footer(raw)
-    if not (pa.types.is_timestamp(t) and isinstance(value, int)):
-        return value
+    if not pa.types.is_timestamp(t):
+        return type_of(t).of_footer(raw)
+    # Files of other engines have timestamps of every unit; a column's own unit is microseconds.
+    if not isinstance(raw, int):
+        return None
     units: int = _UNITS_A_SECOND[t.unit]
-    micros = value * 1_000_000
+    micros = raw * 1_000_000
     return -(-micros // units) if is_upper else micros // units
