@@ -25,19 +25,12 @@ from streamhouse.connector.lookup._text_words import are_short_texts, text_words
 from streamhouse.core.model.bucketing import encode_key
 from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER, Hashes, KeyHasher
 from streamhouse.core.model.schema import empty_batch
+from streamhouse.core.types.logical_type import raw_values
+from streamhouse.core.types.registry import type_of
 
 __all__ = ["KeyRows", "KeyRowsParts", "Keys", "Numbers", "key_runs"]
 
 UNKNOWN: Final = -1
-_INTEGERS: Final = {
-    pa.int8(): pa.int8(),
-    pa.int16(): pa.int16(),
-    pa.int32(): pa.int32(),
-    pa.int64(): pa.int64(),
-    pa.date32(): pa.int32(),
-    pa.timestamp("us"): pa.int64(),
-    pa.timestamp("us", tz="UTC"): pa.int64(),
-}
 _DENSE_SHARE: Final = 4
 """A table by value may be this many times as long as it has values."""
 _DENSE_MIN: Final = 1_024
@@ -90,11 +83,10 @@ class Keys:
     @functools.cached_property
     def words(self) -> Numbers | None:
         """The keys as integers, if the key is a single column of integers."""
-        stored = _INTEGERS.get(self.arrays[0].type)
-        if len(self.arrays) > 1 or stored is None:
+        stored = type_of(self.arrays[0].type).stored_dtype
+        if len(self.arrays) > 1 or stored is None or stored.kind != "i":
             return None
-        values = self.arrays[0].view(stored).to_numpy(zero_copy_only=False)
-        return np.asarray(values, dtype=np.int64)
+        return np.asarray(raw_values(self.arrays[0], stored), dtype=np.int64)
 
     def at(self, positions: Numbers) -> Keys:
         """Return the keys at these positions."""

@@ -24,6 +24,7 @@ import pyarrow as pa
 from streamhouse.core.errors import InvalidSchemaError, UnknownOptionError, suggestion
 from streamhouse.core.model.schema import Column, Schema
 from streamhouse.core.model.values._property_choice import property_choice
+from streamhouse.core.types.registry import type_of
 
 __all__ = [
     "MERGE_PROPERTY_HELP",
@@ -98,6 +99,16 @@ class Aggregate(StrEnum):
     LISTAGG = "listagg"
 
 
+_NEEDED: Final = {
+    Aggregate.SUM: "a number",
+    Aggregate.MIN: "a type with an order",
+    Aggregate.MAX: "a type with an order",
+    Aggregate.BOOL_AND: "boolean",
+    Aggregate.BOOL_OR: "boolean",
+    Aggregate.COUNT: "int or bigint",
+    Aggregate.LISTAGG: "string",
+}
+"""The types that an aggregate needs: types whose `LogicalType.aggregates` has the aggregate."""
 # Apache Fluss's names for the same functions.
 _AGGREGATE_ALIASES: Final = {
     "last_value_ignore_nulls": Aggregate.LAST_NON_NULL,
@@ -275,26 +286,10 @@ def _function(column: Column, entry: tuple[str, str] | None, *, table: str) -> A
             f"{suggestion(name, names)}"
         )
     function = _AGGREGATE_ALIASES.get(name) or Aggregate(name)
-    needed = _needed_type(function, column.type)
-    if needed is not None:
+    needed = _NEEDED.get(function)
+    if needed is not None and function not in type_of(column.type).aggregates:
         raise InvalidSchemaError(
             f"table '{table}': property {key}: {function} of column '{column.name}' needs"
             f" {needed}, not {column.type}"
         )
     return function
-
-
-def _needed_type(function: Aggregate, t: pa.DataType) -> str | None:
-    """Return the type which `function` needs, or None if `t` is allowed."""
-    numeric = pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t)
-    if function is Aggregate.SUM:
-        return None if numeric else "a number"
-    if function in (Aggregate.MIN, Aggregate.MAX):
-        return "a type with an order" if pa.types.is_nested(t) else None
-    if function in (Aggregate.BOOL_AND, Aggregate.BOOL_OR):
-        return None if pa.types.is_boolean(t) else "boolean"
-    if function is Aggregate.COUNT:
-        return None if t in (pa.int32(), pa.int64()) else "int or bigint"
-    if function is Aggregate.LISTAGG:
-        return None if pa.types.is_string(t) else "string"
-    return None

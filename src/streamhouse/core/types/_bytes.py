@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.hashing._murmur import hashes_of_bytes
 from streamhouse.core.types._json_texts import escaped, hexed, quoted
-from streamhouse.core.types.logical_type import NULL_KEY, LogicalType, any_json_text
+from streamhouse.core.types.logical_type import NULL_KEY, ORDERED, LogicalType, any_json_text
 
 __all__ = ["Binary", "Text", "text_at_least", "text_at_most"]
 
@@ -32,6 +32,8 @@ class Binary(LogicalType):
     python_types: frozenset[type] = frozenset((bytes, NoneType))
     iceberg_name = "binary"
     transforms = frozenset(("identity", "bucket", "truncate"))
+    aggregates = ORDERED
+    day = least = None
     of_footer: Callable[[Any], Any] = bytes
     of_bound: Callable[[bytes], Any] = bytes
     json_text: Callable[[Any], str] = staticmethod(any_json_text)
@@ -92,6 +94,7 @@ class Text(Binary):
     json_types = frozenset((str,))
     python_types = frozenset((str, NoneType))
     iceberg_name = "string"
+    aggregates = ORDERED | {"listagg"}
     json_text = staticmethod(encode_basestring_ascii)
     of_json = None
     value_of_text = str

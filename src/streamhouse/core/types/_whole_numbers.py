@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.hashing._murmur import hashes_of_longs
 from streamhouse.core.model.values.calendar import (
+    DAY_US,
     FarDate,
     FarTimestamp,
     as_days,
@@ -29,6 +30,7 @@ from streamhouse.core.model.values.calendar import (
 from streamhouse.core.types._json_texts import date_texts, timestamp_texts
 from streamhouse.core.types.logical_type import (
     NULL_KEY,
+    ORDERED,
     LogicalType,
     OutsideOfPythonError,
     fixed_width_keys,
@@ -51,6 +53,7 @@ class Integer(LogicalType):
     json_types = frozenset((int,))
     python_types: frozenset[type] = frozenset((int, NoneType))
     transforms = frozenset(("identity", "bucket", "truncate"))
+    day: int | None = None
     json_text: Callable[[Any], str] = staticmethod(repr)
     of_json: Callable[[Any], Any] | None = None
 
@@ -64,6 +67,8 @@ class Integer(LogicalType):
         self.stored_dtype = _STORED[self.size]
         self.arrow_json_type = arrow
         self.iceberg_name = "long" if self.size == 8 else "int"
+        self.least = -self.bound
+        self.aggregates = ORDERED | ({"sum", "count"} if self.size >= 4 else {"sum"})
 
     def of_bound(self, raw: bytes) -> int:
         return int.from_bytes(raw, "little", signed=True)
@@ -137,11 +142,13 @@ class Date(Integer):
     python_types = frozenset((datetime.date, NoneType))
     transforms = frozenset(("identity", "bucket", "year", "month", "day"))
     stored_view = pa.int32()
+    day = 1
 
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self.arrow_json_type = pa.string()
         self.iceberg_name = "date"
+        self.aggregates = ORDERED
 
     json_texts = staticmethod(date_texts)
 
@@ -176,12 +183,14 @@ class Timestamp(Integer):
     python_types = frozenset((datetime.datetime, NoneType))
     transforms = Date.transforms | {"hour"}
     stored_view = pa.int64()
+    day = DAY_US
 
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self.is_utc: Final = arrow.tz is not None
         self.arrow_json_type = pa.string()
         self.iceberg_name = "timestamptz" if self.is_utc else "timestamp"
+        self.aggregates = ORDERED
 
     def are_plain(self, values: Sequence[Any]) -> bool:
         return super().are_plain(values) and all(

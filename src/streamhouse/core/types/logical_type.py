@@ -25,6 +25,7 @@ from streamhouse.core.model.values.json_values import json_value
 
 __all__ = [
     "NULL_KEY",
+    "ORDERED",
     "LogicalType",
     "OutsideOfPythonError",
     "PlainValue",
@@ -37,6 +38,8 @@ __all__ = [
 
 NULL_KEY: Final = b"\x00"
 """A null as a part of a key; the byte `01` begins every other value."""
+ORDERED: Final = frozenset(("min", "max"))
+"""The aggregates of every type with an order."""
 
 
 PlainValue: TypeAlias = bool | int | float | str | bytes | Decimal
@@ -83,6 +86,17 @@ class LogicalType(Protocol):
     def are_plain(self, values: Sequence[Any]) -> bool:
         """Whether Arrow takes all values exactly, or refuses them."""
         return self.python_types.issuperset(map(type, values))
+
+    # -- facts of a type -----------------------------------------------------------------------
+
+    parts: Sequence[tuple[str, LogicalType]] = ()
+    """The types inside a nested type, with the names that Iceberg gives them."""
+    aggregates: frozenset[str]
+    """The aggregates of the merge engine that the type needs to allow: `model.merge_engine`."""
+    day: int | None
+    """A day as stored values of a date or timestamp; None for another type."""
+    least: int | Decimal | None
+    """The least value as a stored number or a decimal; None for a type without one."""
 
     # -- Iceberg: transforms, and bounds in single-value serialisation (spec, appendix D) ---------
 

@@ -27,6 +27,7 @@ from streamhouse.core.model.values.decimals import (
 from streamhouse.core.model.values.json_values import as_float
 from streamhouse.core.types._json_texts import float_texts, quoted
 from streamhouse.core.types.logical_type import (
+    ORDERED,
     LogicalType,
     any_json_text,
     fixed_width_keys,
@@ -49,6 +50,8 @@ class Boolean(LogicalType):
     python_types = frozenset((bool, NoneType))
     iceberg_name = "boolean"
     transforms = frozenset(("identity",))
+    aggregates = ORDERED | {"bool_and", "bool_or"}
+    day = least = None
     of_footer = bool
     json_text = staticmethod(any_json_text)
     of_json = None
@@ -97,6 +100,8 @@ class Float(LogicalType):
 
     json_types = frozenset((int, float))
     transforms = frozenset()
+    aggregates = ORDERED | {"sum"}
+    day = least = None
     json_texts = staticmethod(float_texts)
     # What JSON does not have is a text.
     of_json = float
@@ -169,6 +174,8 @@ class DecimalNumber(LogicalType):
     python_types = frozenset((Decimal, int, NoneType))
     iceberg_name = None
     transforms = frozenset(("identity", "bucket", "truncate"))
+    aggregates = ORDERED | {"sum"}
+    day = None
     few_keys = few_hashed = None
     stored_dtype = np.dtype("V16")
     stored_view = pa.binary(16)
@@ -176,6 +183,7 @@ class DecimalNumber(LogicalType):
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self.arrow_json_type = arrow
+        self.least = decimal_of(1 - 10**arrow.precision, arrow.scale)
 
     def are_plain(self, values: Sequence[Any]) -> bool:
         return super().are_plain(values) and all(

@@ -20,7 +20,8 @@ __all__ = ["CLASSES", "Other", "struct_json", "type_of", "type_of_iceberg"]
 
 class _Nested(LogicalType):
     json_types = python_types = frozenset()
-    transforms = frozenset()
+    transforms = aggregates = frozenset()
+    day = least = None
     iceberg_name = None
     of_bound = of_footer = lower_bound = upper_bound = staticmethod(no_form)
     json_text = staticmethod(any_json_text)
@@ -36,6 +37,7 @@ class Array(_Nested):
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self._element: Final = type_of(arrow.value_type)
+        self.parts = (("element", self._element),)
         self.of_json = None if self._element.of_json is None else self._list_of_json
         # Inside lists and structs Arrow reads dates as numbers and bytes as letters.
         self.arrow_json_type = arrow if self._element.arrow_json_type == arrow.value_type else None
@@ -53,6 +55,7 @@ class Struct(_Nested):
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self._fields: Final = {field.name: type_of(field.type) for field in arrow}
+        self.parts = tuple(self._fields.items())
         is_plain = all(t.arrow_json_type == t.arrow for t in self._fields.values())
         self.arrow_json_type = arrow if is_plain else None
 
@@ -72,6 +75,7 @@ class Map(_Nested):
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self._key, self._item = type_of(arrow.key_type), type_of(arrow.item_type)
+        self.parts = (("key", self._key), ("value", self._item))
 
     def of_json(self, value: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         return [(_of_json(k, self._key), _of_json(v, self._item)) for k, v in value]

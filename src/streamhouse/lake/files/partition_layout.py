@@ -14,13 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.model.lake.facts import LakeRole
-from streamhouse.core.model.lake.limits import least_value, time_units
+from streamhouse.core.model.lake.limits import time_units
 from streamhouse.core.model.lake.partition_fields import (
     LakePartitionField,
 )
 from streamhouse.core.model.partitioning import Clustering
 from streamhouse.core.model.schema import BUCKET_COLUMN
 from streamhouse.core.model.table import TableDescriptor
+from streamhouse.core.types.registry import type_of
 
 __all__ = [
     "PartitionValues",
@@ -107,7 +108,7 @@ def _truncate(source: pa.Array, width: int | None) -> pa.Array:
     from pyiceberg_core import transform
 
     assert width is not None
-    least = least_value(source.type)
+    least = type_of(source.type).least
     if least is None:
         return transform.truncate(source, width)
     low = pa.scalar(least, source.type)
@@ -125,8 +126,8 @@ def _time_unit(unit: str) -> Callable[[pa.Array, int | None], pa.Array]:
     """
 
     def transform(source: pa.Array, _: int | None) -> pa.Array:
-        width = pa.int32() if pa.types.is_date32(source.type) else pa.int64()
-        numbers = source.view(width).fill_null(0).to_numpy().astype(np.int64)
+        stored = source.view(type_of(source.type).stored_view)
+        numbers = stored.fill_null(0).to_numpy().astype(np.int64)
         units = time_units(numbers, source.type, unit)
         return pa.array(units, pa.int32(), mask=np.asarray(source.is_null()))
 

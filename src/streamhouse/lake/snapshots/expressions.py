@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -37,7 +36,8 @@ from pyiceberg.expressions import (
     literals,
 )
 
-from streamhouse.core.model.values.calendar import DAY_US, days_of
+from streamhouse.core.model.values.calendar import days_of
+from streamhouse.core.types.registry import type_of
 
 __all__ = ["Expression", "FilterColumn", "all_of", "any_of", "any_row", "no_row"]
 
@@ -59,6 +59,19 @@ _COMPARISONS: Final[dict[Comparison, Callable[..., Expression]]] = {
     ">": GreaterThan,
     ">=": GreaterThanOrEqual,
 }
+_LITERALS: Final[dict[str | None, Callable[[Any], literals.Literal[Any]]]] = {
+    "boolean": literals.BooleanLiteral,
+    "int": literals.LongLiteral,
+    "long": literals.LongLiteral,
+    "float": literals.FloatLiteral,
+    "double": literals.DoubleLiteral,
+    "string": literals.StringLiteral,
+    "binary": literals.BinaryLiteral,
+    "date": literals.DateLiteral,
+    "timestamp": literals.TimestampLiteral,
+    "timestamptz": literals.TimestampLiteral,
+}
+"""The class of a literal by Iceberg's name of a type; a decimal has a name with parameters."""
 
 
 def any_row() -> Expression:
@@ -117,7 +130,7 @@ class FilterColumn:
 
     def compare(self, operator: Comparison, value: Any) -> Expression:
         """Accept the values for which the comparison holds; Iceberg compares no NaN."""
-        if pa.types.is_date32(self.type) or pa.types.is_timestamp(self.type):
+        if type_of(self.type).day is not None:
             # The library's projections would do the same, and find the next value beyond the years
             # that they know.
             if operator == ">":
@@ -160,13 +173,8 @@ class FilterColumn:
 
     def _has_known_years(self, values: Sequence[Any]) -> bool:
         """Whether the library's transforms know these dates or timestamps, as Python does."""
-        if pa.types.is_date32(self.type):
-            unit = 1
-        elif pa.types.is_timestamp(self.type):
-            unit = DAY_US
-        else:
-            return True
-        return all(_FIRST_DAY * unit <= value < _END_DAY * unit for value in values)
+        day = type_of(self.type).day
+        return day is None or all(_FIRST_DAY * day <= value < _END_DAY * day for value in values)
 
 
 def _literal(data_type: pa.DataType, value: Any) -> literals.Literal[Any]:
@@ -175,20 +183,4 @@ def _literal(data_type: pa.DataType, value: Any) -> literals.Literal[Any]:
     Its conversions between classes guess (a number for a timestamp, a string for a date) or lose
     (infinity is "above" every float).
     """
-    if pa.types.is_boolean(data_type):
-        return literals.BooleanLiteral(bool(value))
-    if pa.types.is_date32(data_type):
-        return literals.DateLiteral(value)
-    if pa.types.is_timestamp(data_type):
-        return literals.TimestampLiteral(value)
-    if pa.types.is_float32(data_type):
-        return literals.FloatLiteral(value)
-    if pa.types.is_float64(data_type):
-        return literals.DoubleLiteral(value)
-    if isinstance(value, Decimal):
-        return literals.DecimalLiteral(value)
-    if isinstance(value, str):
-        return literals.StringLiteral(value)
-    if isinstance(value, bytes):
-        return literals.BinaryLiteral(value)
-    return literals.LongLiteral(value)
+    return _LITERALS.get(type_of(data_type).iceberg_name, literals.DecimalLiteral)(value)

@@ -13,6 +13,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from streamhouse.core.types.registry import type_of
+
 __all__ = ["Condition", "condition_of"]
 
 _COMPARISON: Final = re.compile(r'\(([A-Za-z_]\w*) (==|!=|<=|>=|<|>) ("[^"\\]*"|[^()"]+)\)')
@@ -22,11 +24,20 @@ _MEMBER: Final = re.compile(
 _JOINED: Final = re.compile(r" (and|or) ")
 _MEMBER_END: Final = re.compile(r",?\n")
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
-_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _INTEGER: Final = re.compile(r"-?\d+")
-_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
-_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{1,6})?")
-_STRING: Final = re.compile(r'"([^"\\]*)"', re.S)
+_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+_TIME: Final = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{1,6})?"
+_LITERALS: Final = {
+    "int": (_INTEGER, "{}"),
+    "long": (_INTEGER, "{}"),
+    "float": (_NUMBER, "{}D"),
+    "double": (_NUMBER, "{}D"),
+    "string": (re.compile(r'"[^"\\]*"', re.S), "'{}'"),
+    "date": (re.compile(r"\d{4}-\d\d-\d\d"), "DATE'{}'"),
+    "timestamp": (re.compile(_TIME), "TIMESTAMP_NTZ'{}'"),
+    "timestamptz": (re.compile(_TIME + "Z"), "TIMESTAMP'{}'"),
+}
+"""Arrow's text of a value, and the literal of `where`, by Iceberg's name of a simple type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +101,9 @@ class _Reader:
     def _literal(self, name: str, value: str) -> str:
         if name not in self._schema.names:
             raise _NotUnderstood
-        kind = self._schema.field(name).type
-        if pa.types.is_integer(kind) and _INTEGER.fullmatch(value):
-            return value
-        if pa.types.is_floating(kind) and _NUMBER.fullmatch(value):
-            return f"{value}D"
-        if pa.types.is_string(kind) and (match := _STRING.fullmatch(value)):
-            return "'" + match[1].replace("'", "\\'") + "'"
-        if pa.types.is_date32(kind) and _DATE.fullmatch(value):
-            return f"DATE'{value}'"
-        if pa.types.is_timestamp(kind):
-            if kind.tz is None and _TIME.fullmatch(value):
-                return f"TIMESTAMP_NTZ'{value}'"
-            if kind.tz is not None and value.endswith("Z") and _TIME.fullmatch(value[:-1]):
-                return f"TIMESTAMP'{value}'"
-        raise _NotUnderstood
+        pattern, literal = _LITERALS.get(
+            type_of(self._schema.field(name).type).iceberg_name or "", (None, "")
+        )
+        if pattern is None or not pattern.fullmatch(value):
+            raise _NotUnderstood
+        return literal.format(value.strip('"').replace("'", "\\'"))

@@ -9,6 +9,8 @@ import pytest
 
 from streamhouse.core.types.logical_type import LogicalType
 from streamhouse.core.types.registry import CLASSES, Other, type_of
+from streamhouse.lake.snapshots import expressions
+from streamhouse.reading.duckdb import _arrow_filter
 
 FORMS: Final = frozenset(LogicalType.__annotations__) - {"arrow"}
 TYPES: Final = (
@@ -35,6 +37,14 @@ def missing_forms(t: LogicalType) -> list[str]:
 @pytest.mark.parametrize("t", TYPES, ids=str)
 def test_a_type_has_every_form(t: pa.DataType) -> None:
     assert missing_forms(type_of(t)) == []
+
+
+def test_tables_by_name_have_every_simple_type() -> None:
+    names = {type_of(t).iceberg_name for t in TYPES} - {None}
+
+    assert names == expressions._LITERALS.keys(), "literals of Iceberg"
+    # Arrow writes the booleans and binaries of a condition in forms that are not read.
+    assert names - {"boolean", "binary"} == _arrow_filter._LITERALS.keys(), "literals of DuckDB"
 
 
 def test_every_class_of_the_registry_is_among_the_types() -> None:

@@ -32,8 +32,10 @@ from streamhouse.core.model.identity import Same
 from streamhouse.core.model.partitioning import PartitionField
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo
-from streamhouse.core.model.values.calendar import DAY_US, timestamp_text
+from streamhouse.core.model.values.calendar import timestamp_text
 from streamhouse.core.model.values.decimals import decimal_of
+from streamhouse.core.types.logical_type import LogicalType
+from streamhouse.core.types.registry import type_of
 
 __all__ = [
     "NESTED_FIELD_ID_FIRST",
@@ -42,7 +44,6 @@ __all__ = [
     "ValueLimit",
     "check_lake_schema",
     "decimal_limits",
-    "least_value",
     "time_units",
 ]
 
@@ -91,7 +92,7 @@ def _check_names(descriptor: TableDescriptor) -> None:
     """Check that no two fields have the same full name in Iceberg, with dots between the parts."""
     seen: set[str] = set()
     for column in descriptor.schema.columns:
-        for name in _full_names(column.name, column.type):
+        for name in _full_names(column.name, type_of(column.type)):
             # Engines find columns without case.
             folded = name.lower()
             if folded in seen:
@@ -102,29 +103,13 @@ def _check_names(descriptor: TableDescriptor) -> None:
             seen.add(folded)
 
 
-def _full_names(name: str, t: pa.DataType) -> Iterator[str]:
+def _full_names(name: str, t: LogicalType) -> Iterator[str]:
     yield name
-    if pa.types.is_struct(t):
-        children = [(field.name, field.type) for field in t]
-    elif pa.types.is_map(t):
-        children = [("key", t.key_type), ("value", t.item_type)]
-    elif pa.types.is_list(t):
-        children = [("element", t.value_type)]
-    else:
-        return
-    for child, kind in children:
-        yield from _full_names(f"{name}.{child}", kind)
+    for part_name, part in t.parts:
+        yield from _full_names(f"{name}.{part_name}", part)
 
 
 # -- values ------------------------------------------------------------------------------------
-
-
-def least_value(t: pa.DataType) -> Number | None:
-    """Return the least value of an integer or decimal type, None for another type."""
-    if pa.types.is_decimal(t):
-        return decimal_of(1 - 10**t.precision, t.scale)
-    bits: int = t.bit_width if pa.types.is_integer(t) else 0
-    return -(1 << (bits - 1)) if bits else None
 
 
 def time_units(numbers: npt.NDArray[np.int64], t: pa.DataType, unit: str) -> npt.NDArray[np.int32]:
@@ -134,7 +119,9 @@ def time_units(numbers: npt.NDArray[np.int64], t: pa.DataType, unit: str) -> npt
     """
     if unit == "hour":
         return (numbers // HOUR_US).clip(_INT32.min, _INT32.max).astype(np.int32)
-    days = numbers if pa.types.is_date(t) else numbers // DAY_US
+    day = type_of(t).day
+    assert day is not None, t
+    days = numbers // day
     if unit != "day":
         days = days.astype("M8[D]").astype(_UNITS[unit]).astype(np.int64)
     return days.astype(np.int32)
@@ -225,10 +212,10 @@ def _limits_of(table: Same, schema_id: int) -> LakeLimits:
 
 def decimal_limits(name: str, t: pa.DataType) -> Sequence[ValueLimit]:
     """Return the limits of the decimals in a column of this type; empty for most types."""
-    return tuple(_of_decimals(name, t))
+    return tuple(_of_decimals(name, type_of(t)))
 
 
-def _of_decimals(name: str, t: pa.DataType) -> Iterator[ValueLimit]:
+def _of_decimals(name: str, t: LogicalType) -> Iterator[ValueLimit]:
     for leaf in dict.fromkeys(_leaf_types(t)):
         if pa.types.is_decimal(leaf):
             highest = decimal_of(10**leaf.precision - 1, leaf.scale)
@@ -252,10 +239,9 @@ def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[
             f" {timestamp_text(_INT32.min * HOUR_US)} to"
             f" {timestamp_text((_INT32.max + 1) * HOUR_US - 1)}",
         )
-    least = least_value(t)
+    least = type_of(t).least
     # A tinyint or smallint is an int in the lake, so no value is too low.
-    is_narrow = pa.types.is_integer(t) and t.bit_width < _INT32.bits
-    if field.transform == "truncate" and least is not None and not is_narrow:
+    if field.transform == "truncate" and least is not None and t.bit_width >= _INT32.bits:
         width = field.parameter or 1
         if isinstance(least, Decimal):
             unscaled = 10**t.precision - 1
@@ -272,18 +258,11 @@ def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[
         )
 
 
-def _leaf_types(t: pa.DataType) -> Iterator[pa.DataType]:
-    if pa.types.is_map(t):
-        children = [t.key_type, t.item_type]
-    elif pa.types.is_list(t):
-        children = [t.value_type]
-    elif pa.types.is_struct(t):
-        children = [field.type for field in t]
-    else:
-        yield t
-        return
-    for child in children:
-        yield from _leaf_types(child)
+def _leaf_types(t: LogicalType) -> Iterator[pa.DataType]:
+    if not t.parts:
+        yield t.arrow
+    for _, part in t.parts:
+        yield from _leaf_types(part)
 
 
 def _leaves(array: pa.Array, leaf_type: pa.DataType) -> Iterator[pa.Array]:
