@@ -26,12 +26,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.connector.write._texts import text_kernel
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.casts.nested import converted, first_bad
 from streamhouse.core.model.schema import canonical_type, type_name
 from streamhouse.core.model.values.calendar import DAY_US
-from streamhouse.core.model.values.zone import Zone
+from streamhouse.core.model.values.zone import UTC, Zone
+from streamhouse.core.types.registry import type_of
 
 __all__ = ["assigned", "assigned_key", "can_assign"]
 
@@ -150,10 +150,15 @@ def _places(source: pa.StructType, target: pa.StructType) -> list[int] | None:
 
 def _kernel(source: pa.DataType, target: pa.DataType, zone: Zone | None) -> _Kernel | None:
     """Return the converter of values of one simple type; None if the types are not assigned."""
+    is_moment = pa.types.is_timestamp(source) and source.tz is not None
+    clock = zone if is_moment else UTC
+    if clock is None:
+        return None
     if pa.types.is_string(target):
-        return text_kernel(source, zone)
-    if pa.types.is_timestamp(source) and source.tz is not None:
-        return _clock_kernel(target, zone)
+        texts = type_of(source).spark_texts
+        return None if texts is None else lambda array: texts(array, clock)
+    if is_moment:
+        return _clock_kernel(target, clock)
     if pa.types.is_timestamp(target):
         return _time_kernel(source, target, zone)
     if pa.types.is_date32(target) and pa.types.is_timestamp(source):
@@ -188,10 +193,8 @@ def _number_kernel(source: pa.DataType, target: pa.DataType) -> _Kernel | None:
     return None
 
 
-def _clock_kernel(target: pa.DataType, zone: Zone | None) -> _Kernel | None:
+def _clock_kernel(target: pa.DataType, zone: Zone) -> _Kernel | None:
     """Return the converter of moments to the dates, or wall clock times, of a zone."""
-    if zone is None:
-        return None
     if pa.types.is_date32(target):
         return lambda array: _dates(array, zone)
     if pa.types.is_timestamp(target) and target.tz is None:

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from streamhouse.core.errors import InvalidSchemaError, UnsupportedError
 from streamhouse.core.text.text_rows import width_of
+from streamhouse.core.types.registry import SIMPLE, type_of
 
 __all__ = ["AvroField", "AvroSchema", "AvroType", "avro_schema", "avro_text_of", "cached_schema"]
 
@@ -33,29 +34,20 @@ _CACHED_CHARACTERS_MAX: Final = 4 << 20
 _DEPTH_MAX: Final = 32
 _FIELDS_MAX: Final = 2_000
 _DECIMAL_DIGITS_MAX: Final = 38
-_INT_BITS: Final = 32
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _RULE: Final = "is no name of Avro: letters, digits and underscores, no digit first"
 _ITEM: Final = "element"
 WRAPPED: Final = "value"
 """The only field of the record that wraps a schema of another type."""
 
-_PRIMITIVES: Final[dict[str, pa.DataType]] = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "bytes": pa.binary(),
-    "string": pa.string(),
-}
+# Of the integers with the name `int`, the widest is the column's type.
+_PRIMITIVES: Final = {t.avro: t.arrow for t in SIMPLE if isinstance(t.avro, str)}
 _RESERVED: Final = frozenset((*_PRIMITIVES, "null", "record", "enum", "array", "map", "fixed"))
 _LOGICAL: Final[dict[tuple[str, str], pa.DataType]] = {
-    ("int", "date"): pa.date32(),
-    ("long", "timestamp-millis"): pa.timestamp("us", tz="UTC"),
-    ("long", "timestamp-micros"): pa.timestamp("us", tz="UTC"),
-    ("long", "local-timestamp-millis"): pa.timestamp("us"),
-    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+    (t.avro["type"], t.avro["logicalType"].replace("micros", unit)): t.arrow
+    for t in SIMPLE
+    if isinstance(t.avro, Mapping)
+    for unit in ("millis", "micros")
 }
 
 
@@ -403,15 +395,7 @@ def _written_type(t: pa.DataType, *, name: str, where: str) -> Any:
         if not pa.types.is_string(t.key_type):
             raise UnsupportedError(f"column '{where}': the keys of a map of Avro are texts")
         return {"type": "map", "values": _inner_type(t.item_field, name=name, where=where)}
-    if pa.types.is_decimal(t):
-        decimal = {"logicalType": "decimal", "precision": t.precision, "scale": t.scale}
-        return {"type": "bytes", **decimal}
-    if pa.types.is_integer(t) and t.bit_width < _INT_BITS:
-        return "int"
-    for (kind, logical), arrow in _LOGICAL.items():
-        if arrow == t and not logical.endswith("-millis"):
-            return {"type": kind, "logicalType": logical}
-    return next(kind for kind, arrow in _PRIMITIVES.items() if arrow == t)
+    return type_of(t).avro
 
 
 def _inner_type(field: pa.Field, *, name: str, where: str) -> Any:

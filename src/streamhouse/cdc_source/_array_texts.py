@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from datetime import date
-from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.core.model.values.decimals import as_decimal
+from streamhouse.core.model.values.calendar import DAY_US
+from streamhouse.core.types.registry import type_of
 
 __all__ = ["BIT_TYPES", "array_items", "bits", "element_decoder"]
 
@@ -33,7 +33,6 @@ _MOMENT: Final = re.compile(
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _YEAR_MAX: Final = 9_999
 _MICROS: Final = 1_000_000
-_MICROS_A_DAY: Final = 86_400 * _MICROS
 # Beyond all times that have a form here.
 _FAR: Final = 1 << 62
 
@@ -70,21 +69,14 @@ def element_decoder(
 
     `fit` replaces microseconds since 1970 outside the target's calendar.
     """
+    logical = type_of(t)
+    if (day := logical.day) is not None:
+        return lambda text: fit(_micros(text)) * day // DAY_US
     if pa.types.is_boolean(t):
         return _BOOLEANS.__getitem__
-    if pa.types.is_integer(t):
-        return int
-    if pa.types.is_floating(t):
-        return float
-    if pa.types.is_decimal(t):
-        return lambda text: as_decimal(Decimal(text), t)
-    if pa.types.is_date(t):
-        return lambda text: fit(_micros(text)) // _MICROS_A_DAY
-    if pa.types.is_timestamp(t):
-        return lambda text: fit(_micros(text))
     if pa.types.is_binary(t):
         return bits if type_name in BIT_TYPES else _bytea
-    return str
+    return logical.value_of_text
 
 
 _BOOLEANS: Final = {"t": True, "f": False}
@@ -110,4 +102,4 @@ def _micros(text: str) -> int:
     days = date(year, month, day).toordinal() - _EPOCH
     away = int(hours or 0) * 3_600 + int(minutes or 0) * 60 + int(seconds or 0)
     within = hour * 3_600 + minute * 60 + second - (-away if sign == "-" else away)
-    return days * _MICROS_A_DAY + within * _MICROS + int((fraction or "").ljust(6, "0"))
+    return days * DAY_US + within * _MICROS + int((fraction or "").ljust(6, "0"))

@@ -22,18 +22,18 @@ from streamhouse.cdc_source._array_texts import (
     element_decoder,
 )
 from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.schema import type_from_json
+from streamhouse.core.model.values.calendar import DAY_US
 from streamhouse.core.model.values.decimals import as_decimal
+from streamhouse.core.types.registry import type_of
 
 __all__ = ["SourceColumn", "WireType", "is_key", "is_known_type", "to_array"]
 
 _DECIMAL_DIGITS_MAX: Final = 38
-_MONEY: Final = pa.decimal128(19, 2)
-_TIMESTAMP: Final = pa.timestamp("us")
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 # 0001-01-01 and the last microsecond of 9999: what Spark, Iceberg and Python can all show.
 _MICROS_MIN: Final = -62_135_596_800_000_000
 _MICROS_MAX: Final = 253_402_300_799_999_999
-_MICROS_A_DAY: Final = 86_400_000_000
 _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
 _Decode = Callable[[Any], Any]
 _Fit = Callable[[int], int]
@@ -48,28 +48,28 @@ _SCALE_MAX: Final = 1_000
 _INSTANT_MIN: Final = "0001-01-01T00:00:00Z"
 _INSTANT_MAX: Final = "9999-12-31T23:59:59.999999Z"
 
-_PLAIN: Final[dict[str, pa.DataType]] = {
-    "bool": pa.bool_(),
-    "int2": pa.int16(),
-    "smallserial": pa.int16(),
-    "serial2": pa.int16(),
-    "int4": pa.int32(),
-    "serial": pa.int32(),
-    "serial4": pa.int32(),
-    "int8": pa.int64(),
-    "bigserial": pa.int64(),
-    "serial8": pa.int64(),
-    "oid": pa.int64(),
-    "float4": pa.float32(),
-    "float8": pa.float64(),
-    "money": _MONEY,
-    "date": pa.date32(),
-    "timestamp": _TIMESTAMP,
-    "timestamptz": _INSTANT,
-    "bytea": pa.binary(),
-    "bit": pa.binary(),
-    "varbit": pa.binary(),
-}
+
+def _types(**names: str) -> dict[str, pa.DataType]:
+    """Return our types by the names of another system, from its names by our types."""
+    return {
+        name: type_from_json(ours, where=name)
+        for ours, their_names in names.items()
+        for name in their_names.split()
+    }
+
+
+_PLAIN: Final = _types(
+    boolean="bool",
+    smallint="int2 smallserial serial2",
+    int="int4 serial serial4",
+    bigint="int8 bigserial serial8 oid",
+    float="float4",
+    double="float8",
+    date="date",
+    timestamp_ntz="timestamp",
+    timestamp="timestamptz",
+    binary="bytea bit varbit",
+) | {"money": pa.decimal128(19, 2)}
 # Text on purpose; any other name is text because it is not known.
 # fmt: off
 _TEXTS: Final = frozenset(
@@ -85,14 +85,14 @@ _TEXTS: Final = frozenset(
 # Zeros before the first 1, and zones, are lost.
 _AMBIGUOUS: Final = frozenset({"varbit", "timetz"})
 # Debezium's encodings of values without a type name, as of domains.
-_BY_WIRE: Final[dict[str, pa.DataType]] = {
-    "BOOLEAN": pa.bool_(),
-    "INT16": pa.int16(),
-    "INT32": pa.int32(),
-    "INT64": pa.int64(),
-    "FLOAT32": pa.float32(),
-    "FLOAT64": pa.float64(),
-}
+_BY_WIRE: Final = _types(
+    boolean="BOOLEAN",
+    smallint="INT16",
+    int="INT32",
+    bigint="INT64",
+    float="FLOAT32",
+    double="FLOAT64",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ def is_known_type(column: SourceColumn) -> bool:
 def is_key(column: SourceColumn) -> bool:
     """Return whether distinct values of a column stay distinct in the target, as a key requires."""
     t = column.arrow_type()
-    is_inexact = pa.types.is_floating(t) or pa.types.is_list(t)
-    return not is_inexact and column.type_name.lower() not in _AMBIGUOUS
+    # An array, and the nearest float, have no transform.
+    return bool(type_of(t).transforms) and column.type_name.lower() not in _AMBIGUOUS
 
 
 def to_array(
@@ -193,6 +193,7 @@ def _build(values: Sequence[Any], data_type: pa.DataType, decode: _Decode | None
 def _decoder(data_type: pa.DataType, wire: WireType, fit: _Fit) -> _Decode | None:
     """Return the conversion of a JSON value for Arrow; None if Arrow takes the value as is."""
     t = data_type
+    logical = type_of(t)
     if pa.types.is_list(t):
         name = wire.type_name
         element = element_decoder(t.value_type, name.removeprefix("_"), fit)
@@ -201,17 +202,15 @@ def _decoder(data_type: pa.DataType, wire: WireType, fit: _Fit) -> _Decode | Non
         ]
     if pa.types.is_string(t):
         return _text_decoder(wire)
-    if pa.types.is_floating(t):
-        return float
     if pa.types.is_decimal(t):
         return lambda value: as_decimal(Decimal(str(value)), t)
-    if pa.types.is_date(t):
-        return lambda days: fit(_micros_of_days(int(days))) // _MICROS_A_DAY
     if pa.types.is_binary(t):
         return bits if wire.type_name in BIT_TYPES else _from_base64
-    if pa.types.is_timestamp(t):
+    if logical.day == 1:
+        return lambda days: fit(_micros_of_days(int(days))) // DAY_US
+    if logical.day is not None:
         return _timestamp_decoder(t, wire, fit)
-    return None
+    return logical.of_json
 
 
 def _from_base64(value: Any) -> bytes:
@@ -219,7 +218,7 @@ def _from_base64(value: Any) -> bytes:
 
 
 def _micros_of_days(days: int) -> int:
-    return _MICROS_MAX + 1 if days == _INFINITE_DAYS else days * _MICROS_A_DAY
+    return _MICROS_MAX + 1 if days == _INFINITE_DAYS else days * DAY_US
 
 
 def _timestamp_decoder(data_type: pa.DataType, wire: WireType, fit: _Fit) -> _Decode:

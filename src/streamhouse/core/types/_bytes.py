@@ -15,7 +15,13 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.hashing._murmur import hashes_of_bytes
 from streamhouse.core.types._json_texts import escaped, hexed, quoted
-from streamhouse.core.types.logical_type import NULL_KEY, ORDERED, LogicalType, any_json_text
+from streamhouse.core.types.logical_type import (
+    NULL_KEY,
+    ORDERED,
+    LogicalType,
+    any_json_text,
+    plain_texts,
+)
 
 __all__ = ["Binary", "Text", "text_at_least", "text_at_most"]
 
@@ -31,6 +37,8 @@ class Binary(LogicalType):
     json_types: frozenset[type] = frozenset()
     python_types: frozenset[type] = frozenset((bytes, NoneType))
     iceberg_name = "binary"
+    avro = "bytes"
+    spark_texts = staticmethod(plain_texts)
     transforms = frozenset(("identity", "bucket", "truncate"))
     aggregates = ORDERED
     day = least = None
@@ -93,7 +101,7 @@ class Text(Binary):
 
     json_types = frozenset((str,))
     python_types = frozenset((str, NoneType))
-    iceberg_name = "string"
+    iceberg_name = avro = "string"
     aggregates = ORDERED | {"listagg"}
     json_text = staticmethod(encode_basestring_ascii)
     of_json = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any, Final
 
@@ -27,13 +27,16 @@ from streamhouse.core.model.values.calendar import (
     timestamp_of,
     timestamp_of_text,
 )
+from streamhouse.core.model.values.zone import Zone
 from streamhouse.core.types._json_texts import date_texts, timestamp_texts
+from streamhouse.core.types._spark_texts import dates_for_spark, times_for_spark
 from streamhouse.core.types.logical_type import (
     NULL_KEY,
     ORDERED,
     LogicalType,
     OutsideOfPythonError,
     fixed_width_keys,
+    plain_texts,
     raw_values,
     trimmed,
 )
@@ -53,7 +56,9 @@ class Integer(LogicalType):
     json_types = frozenset((int,))
     python_types: frozenset[type] = frozenset((int, NoneType))
     transforms = frozenset(("identity", "bucket", "truncate"))
+    avro: str | Mapping[str, Any]
     day: int | None = None
+    spark_texts: Callable[[pa.Array, Zone], pa.Array] | None = staticmethod(plain_texts)
     json_text: Callable[[Any], str] = staticmethod(repr)
     of_json: Callable[[Any], Any] | None = None
 
@@ -66,7 +71,7 @@ class Integer(LogicalType):
         self.bound: Final[int] = 1 << (arrow.bit_width - 1)
         self.stored_dtype = _STORED[self.size]
         self.arrow_json_type = arrow
-        self.iceberg_name = "long" if self.size == 8 else "int"
+        self.iceberg_name = self.avro = "long" if self.size == 8 else "int"
         self.least = -self.bound
         self.aggregates = ORDERED | ({"sum", "count"} if self.size >= 4 else {"sum"})
 
@@ -148,9 +153,11 @@ class Date(Integer):
         super().__init__(arrow)
         self.arrow_json_type = pa.string()
         self.iceberg_name = "date"
+        self.avro = {"type": "int", "logicalType": "date"}
         self.aggregates = ORDERED
 
     json_texts = staticmethod(date_texts)
+    spark_texts = staticmethod(dates_for_spark)
 
     def json_text(self, value: Any) -> str:
         return f'"{value.isoformat()}"'
@@ -183,6 +190,7 @@ class Timestamp(Integer):
     python_types = frozenset((datetime.datetime, NoneType))
     transforms = Date.transforms | {"hour"}
     stored_view = pa.int64()
+    spark_texts = staticmethod(times_for_spark)
     day = DAY_US
 
     def __init__(self, arrow: pa.DataType) -> None:
@@ -190,6 +198,8 @@ class Timestamp(Integer):
         self.is_utc: Final = arrow.tz is not None
         self.arrow_json_type = pa.string()
         self.iceberg_name = "timestamptz" if self.is_utc else "timestamp"
+        logical = "timestamp-micros" if self.is_utc else "local-timestamp-micros"
+        self.avro = {"type": "long", "logicalType": logical}
         self.aggregates = ORDERED
 
     def are_plain(self, values: Sequence[Any]) -> bool:

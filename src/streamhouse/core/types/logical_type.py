@@ -5,14 +5,14 @@ None and `no_form` say that the type has no such form. A class that lacks an ent
 `tests/unit/core/types`. `registry` gives the logical type of an Arrow type (decision 28).
 
 Outside this room a new type needs a name in `core/model/schema.py`, and its counterparts in other
-systems: `lake/tables/_column_types.py`, `kafka/avro_schema.py`, `cdc_source/_source_types.py`, and
+systems: `lake/tables/_column_types.py`, `cdc_source/_source_types.py`, and
 literals of predicates in `reading/where/_literal.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.model.values.json_values import json_value
+from streamhouse.core.model.values.zone import Zone
 
 __all__ = [
     "NULL_KEY",
@@ -32,6 +33,7 @@ __all__ = [
     "any_json_text",
     "fixed_width_keys",
     "no_form",
+    "plain_texts",
     "raw_values",
     "trimmed",
 ]
@@ -78,6 +80,10 @@ class LogicalType(Protocol):
     arrow_json_type: pa.DataType | None
     """The type with which Arrow reads a column of JSON; None if Arrow cannot read the column."""
 
+    spark_texts: Callable[[pa.Array, Zone], pa.Array] | None
+    """The values as Spark's cast to a string writes them, moments in a zone; None if Spark refuses.
+    Raises `ArrowInvalid` for bytes outside of UTF-8."""
+
     # -- Python values -------------------------------------------------------------------------
 
     python_types: frozenset[type]
@@ -113,6 +119,11 @@ class LogicalType(Protocol):
     upper_bound: Callable[[Any, int | None], bytes | None]
     """A raw maximum as a bound; None where no short value is above the maximum."""
 
+    # -- schemas of other systems ----------------------------------------------------------------
+
+    avro: str | Mapping[str, Any] | None
+    """The type in an Avro schema; None for a nested type, which has parts."""
+
     # -- keys: `model.bucketing.encode_key` says what the bytes are ----------------------------
 
     key_bytes: Callable[[Any], bytes]
@@ -147,6 +158,11 @@ class LogicalType(Protocol):
 def trimmed(texts: pa.Array) -> pa.Array:
     """Return texts without the blanks around them."""
     return pc.utf8_trim_whitespace(texts)
+
+
+def plain_texts(column: pa.Array, _: Zone) -> pa.Array:
+    """Return Arrow's texts, which for most types are Spark's too."""
+    return column.cast(pa.string())
 
 
 def no_form(*values: Any) -> Any:

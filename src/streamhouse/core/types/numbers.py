@@ -26,12 +26,14 @@ from streamhouse.core.model.values.decimals import (
 )
 from streamhouse.core.model.values.json_values import as_float
 from streamhouse.core.types._json_texts import float_texts, quoted
+from streamhouse.core.types._spark_texts import decimals_for_spark, floats_for_spark
 from streamhouse.core.types.logical_type import (
     ORDERED,
     LogicalType,
     any_json_text,
     fixed_width_keys,
     no_form,
+    plain_texts,
     raw_values,
     trimmed,
 )
@@ -48,7 +50,8 @@ class Boolean(LogicalType):
 
     json_types = frozenset((bool,))
     python_types = frozenset((bool, NoneType))
-    iceberg_name = "boolean"
+    iceberg_name = avro = "boolean"
+    spark_texts = staticmethod(plain_texts)
     transforms = frozenset(("identity",))
     aggregates = ORDERED | {"bool_and", "bool_or"}
     day = least = None
@@ -103,6 +106,7 @@ class Float(LogicalType):
     aggregates = ORDERED | {"sum"}
     day = least = None
     json_texts = staticmethod(float_texts)
+    spark_texts = staticmethod(floats_for_spark)
     # What JSON does not have is a text.
     of_json = float
     url_text = key_bytes = staticmethod(no_form)
@@ -117,7 +121,7 @@ class Float(LogicalType):
         self._codes: Final = ("<i", "<f") if is_single else ("<q", "<d")
         # Arrow makes a number too large for a single infinite.
         self.python_types = frozenset(() if is_single else (float, int, NoneType))
-        self.iceberg_name = "float" if is_single else "double"
+        self.iceberg_name = self.avro = "float" if is_single else "double"
 
     def of_bound(self, raw: bytes) -> float | None:
         number: float = struct.unpack("<d" if len(raw) == 8 else "<f", raw)[0]
@@ -169,6 +173,7 @@ class DecimalNumber(LogicalType):
     """decimal: an unscaled number of 128 bits."""
 
     json_types = frozenset()
+    spark_texts = staticmethod(decimals_for_spark)
     json_text = staticmethod(any_json_text)
     of_json = Decimal
     python_types = frozenset((Decimal, int, NoneType))
@@ -184,6 +189,8 @@ class DecimalNumber(LogicalType):
         super().__init__(arrow)
         self.arrow_json_type = arrow
         self.least = decimal_of(1 - 10**arrow.precision, arrow.scale)
+        shape = {"precision": arrow.precision, "scale": arrow.scale}
+        self.avro = {"type": "bytes", "logicalType": "decimal", **shape}
 
     def are_plain(self, values: Sequence[Any]) -> bool:
         return super().are_plain(values) and all(

@@ -15,14 +15,14 @@ from streamhouse.core.types._whole_numbers import Date, Integer, Timestamp
 from streamhouse.core.types.logical_type import LogicalType, any_json_text, no_form
 from streamhouse.core.types.numbers import Boolean, DecimalNumber, Float
 
-__all__ = ["CLASSES", "Other", "struct_json", "type_of", "type_of_iceberg"]
+__all__ = ["CLASSES", "SIMPLE", "Other", "struct_json", "type_of", "type_of_iceberg"]
 
 
 class _Nested(LogicalType):
     json_types = python_types = frozenset()
     transforms = aggregates = frozenset()
     day = least = None
-    iceberg_name = None
+    iceberg_name = avro = spark_texts = None
     of_bound = of_footer = lower_bound = upper_bound = staticmethod(no_form)
     json_text = staticmethod(any_json_text)
     value_of_text = values_of_texts = url_text = key_bytes = keys = staticmethod(no_form)
@@ -125,7 +125,7 @@ CLASSES: Final[dict[int, type[LogicalType]]] = {
     pa.lib.Type_STRUCT: Struct,
 }
 """The class of each canonical type, by the number of its Arrow type."""
-_SIMPLE: Final[dict[int, LogicalType]] = {
+_BY_ID: Final[dict[int, LogicalType]] = {
     t.id: CLASSES[t.id](t)
     for t in (
         *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
@@ -133,10 +133,16 @@ _SIMPLE: Final[dict[int, LogicalType]] = {
     )
 }
 
+SIMPLE: Final = (
+    *_BY_ID.values(),
+    *map(Timestamp, (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))),
+)
+"""Every type without parts and parameters, a wider type after a narrower."""
+
 
 def type_of(t: pa.DataType) -> LogicalType:
     """Return the logical type of a canonical Arrow type, or `Other`."""
-    simple = _SIMPLE.get(t.id)
+    simple = _BY_ID.get(t.id)
     if simple is not None:
         return simple
     is_canonical = not pa.types.is_timestamp(t) or t.unit == "us"
@@ -150,7 +156,5 @@ def type_of_iceberg(name: str) -> LogicalType | None:
     return _BY_ICEBERG_NAME.get(name)
 
 
-_TIMESTAMPS: Final = (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
-_BY_ICEBERG_NAME: Final = {
-    t.iceberg_name: t for t in (*_SIMPLE.values(), *map(Timestamp, _TIMESTAMPS))
-}
+# Of integers with one name the widest counts.
+_BY_ICEBERG_NAME: Final = {t.iceberg_name: t for t in SIMPLE}

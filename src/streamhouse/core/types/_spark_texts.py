@@ -25,9 +25,9 @@ from streamhouse.core.model.values.calendar import (
     days_of,
     timestamp_text,
 )
-from streamhouse.core.model.values.zone import UTC, Zone
+from streamhouse.core.model.values.zone import Zone
 
-__all__ = ["text_kernel"]
+__all__ = ["dates_for_spark", "decimals_for_spark", "floats_for_spark", "times_for_spark"]
 
 _Int64s = npt.NDArray[np.int64]
 
@@ -40,28 +40,8 @@ _FLOAT: Final = r"^(?P<sign>-?)(?P<whole>\d+)(?:\.(?P<part>\d+))?(?:e\+?(?P<expo
 _TWO_DIGITS_BELOW: Final = {pa.float64(): 1e-322, pa.float32(): 1e-43}
 
 
-def text_kernel(data_type: pa.DataType, zone: Zone | None) -> Callable[[pa.Array], pa.Array] | None:
-    """Return the kernel that writes values of a canonical type; None for nested types.
-
-    A timestamp with a zone is written in `zone`; without a `zone` the kernel is None. The kernel
-    raises `ArrowInvalid` for bytes outside of UTF-8.
-    """
-    if pa.types.is_floating(data_type):
-        return _float_texts
-    if pa.types.is_decimal(data_type):
-        return _decimal_texts
-    if pa.types.is_date32(data_type):
-        return _date_texts
-    if pa.types.is_timestamp(data_type):
-        shown_in = UTC if data_type.tz is None else zone
-        return None if shown_in is None else lambda array: _timestamp_texts(array, shown_in)
-    is_simple = pa.types.is_signed_integer(data_type) or pa.types.is_boolean(data_type)
-    if is_simple or pa.types.is_string(data_type) or pa.types.is_binary(data_type):
-        return lambda array: array.cast(pa.string())
-    return None
-
-
-def _float_texts(array: pa.Array) -> pa.Array:
+def floats_for_spark(array: pa.Array, _: Zone) -> pa.Array:
+    """Return floats as texts."""
     texts = array.cast(pa.string())
     size = pc.abs(array)
     has_point = pc.match_substring(texts, ".")
@@ -104,7 +84,8 @@ def _exponent_texts(array: pa.Array) -> pa.Array:
     return _one_by_one(texts, smallest, numbers[smallest].tolist(), "{:.1E}".format)
 
 
-def _decimal_texts(array: pa.Array) -> pa.Array:
+def decimals_for_spark(array: pa.Array, _: Zone) -> pa.Array:
+    """Return decimals as texts."""
     t = array.type
     digits = array.view(pa.decimal128(t.precision, 0)).cast(pa.string())
     if t.scale == 0:
@@ -116,7 +97,8 @@ def _decimal_texts(array: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(sign, whole, ".", part, "")
 
 
-def _date_texts(array: pa.Array) -> pa.Array:
+def dates_for_spark(array: pa.Array, _: Zone) -> pa.Array:
+    """Return dates as texts."""
     days: _Int64s = array.view(pa.int32()).cast(pa.int64()).fill_null(0).to_numpy()
     is_far = _far(days)
     near = pc.if_else(pa.array(is_far), pa.scalar(0, pa.date32()), array) if is_far.any() else array
@@ -124,7 +106,8 @@ def _date_texts(array: pa.Array) -> pa.Array:
     return _one_by_one(texts, is_far, days[is_far].tolist(), date_text)
 
 
-def _timestamp_texts(array: pa.Array, zone: Zone) -> pa.Array:
+def times_for_spark(array: pa.Array, zone: Zone) -> pa.Array:
+    """Return moments as wall clock times of a zone, or wall clock times in UTC."""
     days, day_us = zone.walls(array.view(pa.int64()).fill_null(0).to_numpy())
     is_far = _far(days)
     walls = np.where(is_far, 0, days) * DAY_US + day_us
