@@ -31,13 +31,9 @@ def _message(call: Callable[[], object]) -> str:
     [
         ({"colums": "id"}, r"\[unknown_option\] unknown option 'colums'; did you mean 'columns'\?"),
         ({"columns": "id,reigon"}, r"has no column 'reigon'; did you mean 'region'\?"),
-        ({"where": "reigon = 'eu'"}, r"no column 'reigon'"),
         ({"where": "id ="}, r"\[invalid_predicate\]"),
-        ({"includeMetadata": "yes"}, r"'includeMetadata' = 'yes' must be true or false"),
-        ({"startingOffsets": '{"9": 0}'}, r"has no bucket 9; its buckets are 0 to 0"),
         ({"startingOffsets": '{"0": 99}'}, r"offset 99, but the valid range is \[0, 5\]"),
         ({"asOfSnapshot": "42"}, r"no lake snapshot yet|has no snapshot 42"),
-        ({"maxOffsetsPerTrigger": "5"}, r"'maxOffsetsPerTrigger' has no meaning for a batch read"),
         ({"bucket.num": "5"}, r"'bucket.num' has no meaning for a batch read"),
     ],
 )

@@ -212,15 +212,3 @@ def test_upserts_only(world: SparkWorld, tmp_path: Path) -> None:
         + [(i, i + 10_001) for i in range(200)]
         + [(i, i) for i in range(5_000, 5_050)]
     )
-
-
-def test_the_changes_of_one_table_make_another(world: SparkWorld, tmp_path: Path) -> None:
-    table = KeyTable(world, "source")
-    copy = "default.copy"
-    world.client.create_table(copy, SCHEMA, primary_key=["id"], bucket_count=3)
-
-    writer = world.stream(table.path).writeStream.format("streamhouse")
-    writer = writer.option("endpoint", world.endpoint).options(**checkpointed(tmp_path))
-    writer.trigger(availableNow=True).start(copy).awaitTermination()
-
-    assert found(world.load(copy)) == table.expected

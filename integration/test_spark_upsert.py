@@ -179,17 +179,9 @@ def test_the_changes_of_one_table_feed_another(world: SparkWorld, tmp_path: Path
 def test_what_cannot_be_upserted_is_refused_before_a_row_moves(world: SparkWorld) -> None:
     path = accounts(world, "shop.refused")
     frame = world.spark.range(5).selectExpr("id", "'x' as name", "timestamp_micros(id) as at")
-    wrong = [
-        (frame, {"write.mode": "append"}, "use write.mode = 'upsert'"),
-        (frame, {"write.mode": "delete"}, "drop column 'name'"),
-        (frame.drop("id"), {"write.mode": "partial"}, "needs the key column 'id'"),
-        (frame.withColumnRenamed("at", "when"), {}, "no column 'when'"),
-    ]
-
-    for rows, options, sentence in wrong:
-        with pytest.raises(Exception, match=sentence) as caught:
-            world.write(rows, path, **options)
-        assert "Traceback" not in last_line(caught.value)
+    with pytest.raises(Exception, match=r"use write\.mode = 'upsert'") as caught:
+        world.write(frame, path, **{"write.mode": "append"})
+    assert "Traceback" not in last_line(caught.value)
 
     strange = frame.selectExpr("*", "'?' as __change_type")
     with pytest.raises(Exception, match=r"__change_type of row 0 is '\?'"):

@@ -77,10 +77,8 @@ def test_once_moves_everything_and_says_what_it_did(
     ("arguments", "message"),
     [
         (["--table", "nowhere"], "table 'default.nowhere' does not exist"),
-        (["--table", "a.b.c"], "'a.b.c' is not a table path"),
         (["--catalog-property", "uri=x"], "--catalog-property needs --catalog NAME"),
         (["--catalog", "x", "--catalog-property", "uri"], "'uri' must be KEY=VALUE"),
-        (["--token-file", "/no/such/file"], "token file /no/such/file cannot be read"),
         (["--endpoint", "http://127.0.0.1:9"], "cannot reach the Streamhouse service at"),
     ],
 )

@@ -19,7 +19,6 @@ from streamhouse.core.errors import (
     OffsetOutOfRangeError,
     SchemaMismatchError,
     TableNotFoundError,
-    UnauthorizedError,
     UnavailableError,
     UnknownColumnError,
 )
@@ -260,21 +259,6 @@ def test_errors_say_where_and_what_to_do(client: StorageClient, tmp_path: Path) 
         nowhere.list_tables()
     with pytest.raises(InvalidRequestError, match="is not a URL like"):
         StorageClient("localhost:8765")
-
-
-def test_a_wrong_token_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    token_file = tmp_path / "token"
-    token_file.write_text("secret-one\n")
-    token_file.chmod(0o600)
-    with ServiceProcess(tmp_path / "data", "--token-file", str(token_file)) as guarded:
-        with StorageClient(guarded.endpoint, token="secret-one") as allowed:
-            assert allowed.list_tables() == []
-        with (
-            StorageClient(guarded.endpoint, token="guess-two") as refused,
-            pytest.raises(UnauthorizedError) as error,
-        ):
-            refused.list_tables()
-    assert error.value.message == "the bearer token is wrong"
 
 
 def test_a_pinned_lake_snapshot_is_known_until_it_is_let_go(client: StorageClient) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.api.client import StreamhouseClient
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import (
     SchemaMismatchError,
@@ -71,26 +70,6 @@ def test_merge_engines_end_to_end(tmp_path: Path) -> None:
         ids = pa.table({"id": pa.array([1], pa.int64())})
         with pytest.raises(UnsupportedError, match="takes whole rows, no partial updates"):
             client.upsert("first_row", ids, columns=["id"])
-
-
-def test_the_client_says_what_is_wrong_before_and_after_sending(tmp_path: Path) -> None:
-    with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
-        client.create_table("t", SCHEMA, primary_key=KEY)
-        client.create_table("plain", SCHEMA)
-        row = {"region": "eu", "id": 1, "name": "a", "score": 1.0, "tags": None}
-        rows = pa.Table.from_pylist([row], SCHEMA)
-
-        with pytest.raises(UnsupportedError, match=r"'default\.plain' has no primary key"):
-            client.upsert("plain", rows)
-        with pytest.raises(UnsupportedError, match="upsert rows instead of appending"):
-            client.append("t", rows)
-        with pytest.raises(SchemaMismatchError, match="lookup_one takes the key columns"):
-            client.lookup_one("t", id=1)
-        with pytest.raises(SchemaMismatchError, match="'region'"):
-            client.delete("t", pa.table({"id": [1]}))
-        with pytest.raises(SchemaMismatchError, match="column 'region' must not be null"):
-            client.upsert("t", rows.set_column(0, "region", pa.array([None], pa.string())))
-        assert client.count("t") == 0
 
 
 def test_one_row_is_the_same_alone_and_among_many(tmp_path: Path) -> None:
@@ -205,13 +184,6 @@ def test_prefix_lookups_find_rows_of_every_bucket_in_key_order(tmp_path: Path) -
 
             expected = [(region, number) for region in ("us", "eu") for number in range(10)]
             assert [tuple(row.values()) for row in found.to_pylist()] == expected
-
-
-def test_the_rows_are_read_as_a_whole_too(tmp_path: Path) -> None:
-    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
-        client.create_table("t", SCHEMA, primary_key=KEY)
-
-        assert client.read("t").num_rows == 0
 
 
 def test_dictionary_columns_and_chunks_are_sent_plain(tmp_path: Path) -> None:

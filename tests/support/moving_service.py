@@ -48,8 +48,22 @@ class Fault(enum.Enum):
     """`not_owner` without an owner, from whoever is asked."""
     SENT_ROUND = enum.auto()
     """`not_owner` that names the next process, from whoever is asked."""
+    SENT_BACK = enum.auto()
+    """`not_owner` that names whoever is asked."""
+    SENT_TO_NOBODY = enum.auto()
+    """`not_owner` that names an address at which nobody listens."""
+    SENT_ASTRAY = enum.auto()
+    """`not_owner` that names what is not followed."""
     DOWN = enum.auto()
     """The process is gone with all its connections, and comes back some milliseconds later."""
+
+
+_SENT: Final = {
+    Fault.SENT_ROUND: "",
+    Fault.SENT_BACK: "",
+    Fault.SENT_TO_NOBODY: "http://127.0.0.1:1",
+    Fault.SENT_ASTRAY: "gopher://127.0.0.1:1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +127,11 @@ class MovingService:
                 return _refusal(503, "overloaded"), fault
             if fault is Fault.DENIED:
                 return _refusal(421, "not_owner", owner=None), fault
-            if fault is Fault.SENT_ROUND:
-                after = self.endpoints[(process + 1) % len(self._processes)]
-                return _refusal(421, "not_owner", owner=after), fault
+            if fault in _SENT:
+                owner = _SENT[fault] or self.endpoints[process]
+                if fault is Fault.SENT_ROUND:
+                    owner = self.endpoints[(process + 1) % len(self._processes)]
+                return _refusal(421, "not_owner", owner=owner), fault
             if process != self._owner:
                 return _refusal(421, "not_owner", owner=self.endpoints[self._owner]), fault
             return _answer(200, self._served(request)), fault

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import socket
 import ssl
@@ -43,7 +42,6 @@ def _not_owner(owner: str | None) -> bytes:
 
 
 OK: Final = _answer()
-STARTING: Final = _refusal("unavailable", "503 Later")
 
 
 def _paths(server: ScriptedServer) -> list[str]:
@@ -235,30 +233,11 @@ def test_no_more_tables_are_remembered_than_some() -> None:
 
 
 FAULTS: Final[dict[str, list[bytes | Act]]] = {
-    "reset at once": [Act.RESET],
     "reset after the request": [Act.LISTEN, Act.RESET],
     "reset in the middle of the answer": [OK[: len(OK) // 2], Act.RESET],
-    "ends without an answer": [Act.LISTEN, Act.CLOSE],
-    "starting": [STARTING],
     "not the owner": [_not_owner(None)],
-    "points to itself": [],
     "points to nobody": [_not_owner("http://127.0.0.1:1")],
-    "points to what is not followed": [_not_owner("gopher://127.0.0.1:1")],
-    "overloaded": [_refusal("overloaded", "503 Full")],
 }
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-@pytest.mark.parametrize(("one", "two"), [*itertools.product(FAULTS, repeat=2)])
-def test_every_two_faults_are_ridden_out(one: str, two: str, method: str) -> None:
-    with ScriptedServer() as first, ScriptedServer() as second:
-        for server, fault in ((first, one), (second, two)):
-            script = FAULTS[fault] or [_not_owner(server.endpoint)]
-            server.play(script, script, [OK])
-        transport = _transport(first, second)
-
-        assert transport.request_json(method, TABLE, is_repeatable=True) == "ok"
-        transport.close()
 
 
 def test_a_dead_endpoint_is_passed_over_at_once() -> None:

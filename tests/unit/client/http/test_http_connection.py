@@ -11,12 +11,15 @@ from types import FrameType
 from typing import Final
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from streamhouse.client.http._http_connection import (
     HEAD_BYTES_MAX,
     BrokenConnectionError,
     Connection,
 )
+from tests.support.examples import examples
 
 REQUEST: Final = b"GET / HTTP/1.1\r\n\r\n"
 BODY: Final = bytes(range(256))
@@ -110,13 +113,13 @@ def test_an_answer_is_read_whole(form: str, ends: tuple[Connection, socket.socke
     assert service.recv(1 << 16) == REQUEST
 
 
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("form", ANSWERS)
-def test_how_an_answer_is_split_makes_no_difference(form: str, seed: int) -> None:
+@settings(max_examples=examples(50))
+@given(chosen=st.sets(st.integers(1, 2_000), max_size=12))
+@example(chosen=set(range(2_000)))
+def test_how_an_answer_is_split_makes_no_difference(form: str, chosen: set[int]) -> None:
     data, may_keep = ANSWERS[form]
-    random_ = random.Random(seed)
-    count = len(data) - 1 if seed == 0 else random_.randrange(1, 12)
-    cuts = [0, *sorted(random_.sample(range(1, len(data)), count)), len(data)]
+    cuts = [0, *sorted({at % len(data) for at in chosen} - {0}), len(data)]
     with SplitSocket([data[a:b] for a, b in pairwise(cuts)]) as split:
         answer, is_kept = Connection(split).exchange(REQUEST, None, timeout_s=60)
 
@@ -149,12 +152,17 @@ def test_what_is_no_answer_is_refused(what: str) -> None:
         Connection(split).exchange(REQUEST, None, timeout_s=60)
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_garbage_is_refused_or_read_but_never_believed(seed: int) -> None:
-    random_ = random.Random(seed)
-    data = bytearray(random_.choice([LENGTH, CHUNKED]))
-    for _ in range(random_.randrange(1, 4)):
-        data[random_.randrange(len(data))] = random_.randrange(256)
+@settings(max_examples=examples(200))
+@given(
+    form=st.sampled_from([LENGTH, CHUNKED]),
+    changes=st.lists(st.tuples(st.integers(0, 2_000), st.integers(0, 255)), min_size=1, max_size=3),
+)
+def test_garbage_is_refused_or_read_but_never_believed(
+    form: bytes, changes: list[tuple[int, int]]
+) -> None:
+    data = bytearray(form)
+    for at, byte in changes:
+        data[at % len(data)] = byte
     with SplitSocket([bytes(data)]) as split:
         connection = Connection(split)
         try:
@@ -285,8 +293,9 @@ def test_a_refusal_is_heard_although_the_request_was_not_taken(
     assert (answer.status, answer.data, is_kept) == (413, BODY, False)
 
 
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("form", ["length", "chunked", "no length"])
+@settings(max_examples=examples(50))
+@given(seed=st.integers(0, 1 << 32))
 def test_a_stream_is_read_in_any_steps(form: str, seed: int) -> None:
     data, _ = ANSWERS[form]
     random_ = random.Random(seed)

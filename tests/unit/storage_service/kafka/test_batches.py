@@ -249,7 +249,7 @@ def test_a_bomb_is_refused_before_it_takes_memory(compression: Compression) -> N
 
 
 @pytest.mark.parametrize("compression", list(Compression))
-@pytest.mark.parametrize("size", [0, 1, 100_000, 9_000_000])
+@pytest.mark.parametrize("size", [0, 9_000_000])
 def test_what_was_compressed_is_the_same_again(compression: Compression, size: int) -> None:
     data = np.random.default_rng(0).bytes(min(size, 1000)) * (size // 1000 or 1)
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.ownership.journal._writer import JournalWriter
@@ -19,6 +21,7 @@ from streamhouse.storage_service.ownership.journal.lease import (
 )
 from streamhouse.storage_service.ownership.journal.names import Place
 from streamhouse.storage_service.ownership.journal.store.object_store import StoreUnavailableError
+from tests.support.examples import examples
 from tests.support.journal_world import NAMES, taken
 from tests.support.memory_store import MemoryStore
 
@@ -192,7 +195,8 @@ def test_a_lease_that_makes_no_sense_is_none(text: bytes) -> None:
     assert read_lease(store, NAMES, 1) is None
 
 
-@pytest.mark.parametrize("seed", range(200))
+@settings(max_examples=examples(500))
+@given(seed=st.integers(0, 1 << 32))
 def test_no_owner_holds_its_lease_once_a_watcher_may_seal(seed: int) -> None:
     """Renewals and questions of any length at any time; the watcher seals the epoch it judged."""
     by_chance = random.Random(seed)
