@@ -71,6 +71,7 @@ __all__ = [
     "adopt_table",
     "begin_adopted",
     "close_tablets",
+    "stop_tables",
     "take_over",
 ]
 
@@ -375,10 +376,20 @@ def _close_buckets(buckets: Iterable[_OpenBucket]) -> None:
         bucket.tablet.close()
 
 
+async def stop_tables(tables: Sequence[OpenTable]) -> None:
+    """Save the readers' positions and end the writers, each whatever another raises."""
+    saves = (table.consumers.save(is_last=True) for table in tables)
+    await asyncio.gather(*saves, return_exceptions=True)  # what fails is said again
+    stops = [asyncio.ensure_future(table.stop(flush=True)) for table in tables]
+    await asyncio.gather(*stops, return_exceptions=True)
+    await asyncio.gather(*stops)
+
+
 def close_tablets(tablets: Iterable[LogTablet]) -> None:
-    """Close logs, waiting for a commit under way."""
-    for tablet in tablets:
-        tablet.close()
+    """Close logs, each whatever another raises, waiting for a commit under way."""
+    with contextlib.ExitStack() as closing:
+        for tablet in tablets:
+            closing.callback(tablet.close)
 
 
 class Adoptable(Protocol):

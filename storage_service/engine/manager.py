@@ -39,6 +39,7 @@ from streamhouse.storage_service.engine._opener import (
     adopt_table,
     begin_adopted,
     close_tablets,
+    stop_tables,
     take_over,
 )
 from streamhouse.storage_service.engine.keys._key_copies import key_copier
@@ -563,20 +564,20 @@ class TabletManager:
             table.wakeups.wake_all()
 
     async def close(self) -> None:
-        """Commit the queued units, close all logs, unlock the directory."""
+        """Commit the queued units, close all logs, unlock the directory: each, whatever fails."""
         self.mending.stop()
-        await self.upkeep.stop()
-        await self.transactions.stop()
         tables = (*self.open_tables(), *self._leaving.values())
-        saves = (table.consumers.save(is_last=True) for table in tables)
-        await asyncio.gather(*saves, return_exceptions=True)  # what fails is said again
-        await asyncio.gather(*(table.stop(flush=True) for table in tables))
-        await self.runtime.run(self._committer.stop)
-        # Groups that the commit thread handed over are completed before the logs are closed.
-        await asyncio.sleep(0)
-        await self.runtime.run(close_tablets, [t for table in tables for t in table.tablets])
-        self._key_threads.shutdown()
-        self.directory.close()
+        tablets = [tablet for table in tables for tablet in table.tablets]
+        async with contextlib.AsyncExitStack() as closing:  # the last addition is done first
+            closing.callback(self.directory.close)
+            closing.callback(self._key_threads.shutdown)
+            closing.push_async_callback(self.runtime.run, close_tablets, tablets)
+            # Groups that the commit thread handed over are completed before the logs are closed.
+            closing.push_async_callback(asyncio.sleep, 0)
+            closing.push_async_callback(self.runtime.run, self._committer.stop)
+            closing.push_async_callback(stop_tables, tables)
+            closing.push_async_callback(self.transactions.stop)
+            closing.push_async_callback(self.upkeep.stop)
 
     # -- inside --------------------------------------------------------------------------------
 

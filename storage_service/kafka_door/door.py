@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import logging
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig, kafka_address
@@ -22,7 +23,7 @@ from streamhouse.storage_service.kafka_door.broker._broker import Broker
 from streamhouse.storage_service.kafka_door.broker._broker_state import BrokerAddress
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.doors import Door
-from streamhouse.storage_service.server.http.open_connections import OpenConnections
+from streamhouse.storage_service.server.http.open_connections import BACKLOG, OpenConnections
 from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
 from streamhouse.storage_service.server.service import Service
 
@@ -30,7 +31,6 @@ __all__ = ["KafkaDoor"]
 
 _logger = logging.getLogger(__name__)
 
-_BACKLOG: Final = 2_048
 _CLOSE_TIMEOUT_S: Final = 2
 
 
@@ -49,8 +49,6 @@ class KafkaDoor(Door):
         self._open: set[KafkaConnection] = set()
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count(1)
-        self._server: asyncio.Server | None = None
-        self._tls: TlsListener | None = None
 
     def open(self, service: Service) -> None:
         """See `Door.open`."""
@@ -67,13 +65,14 @@ class KafkaDoor(Door):
         """See `Door.control_routes`."""
         kafka_routes(routes, self._service, address=lambda: self.address)
 
+    @contextlib.asynccontextmanager
     async def listen(
         self,
         listening: socket.socket,
         *,
         connections: OpenConnections,
         certificate: Certificate | None,
-    ) -> str:
+    ) -> AsyncIterator[str]:
         """See `Door.listen`."""
         self.address = _advertised(self._service.config, listening)
         self._broker = Broker(self._service, self.address, self._counts)
@@ -87,35 +86,29 @@ class KafkaDoor(Door):
             on_open=self._open.add,
             on_close=self._open.discard,
         )
-        if certificate is not None:
-            self._tls = TlsListener(
-                listening,
-                certificate,
-                backlog=_BACKLOG,
-                connections=connections,
-                make_protocol=make,
-            )
-        else:
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(make, sock=listening, backlog=_BACKLOG)
-        self.preparing.begin()
-        _logger.info("event=kafka_listening address=%s", self.address)
-        return f"serving Kafka clients on {self.address}"
-
-    async def stop_listening(self) -> None:
-        """See `Door.stop_listening`."""
-        try:
-            await self._end_connections()
-        finally:
-            await self._broker.groups.settle()
-            await self.preparing.close()
+        async with contextlib.AsyncExitStack() as ending:
+            ending.push_async_callback(self.preparing.close)
+            ending.push_async_callback(self._broker.groups.settle)
+            ending.push_async_callback(self._end_connections)
+            ending.callback(setattr, self, "address", None)
+            if certificate is not None:
+                tls = TlsListener(
+                    listening,
+                    certificate,
+                    connections=connections,
+                    make_protocol=make,
+                )
+                ending.push_async_callback(tls.close)
+            else:
+                loop = asyncio.get_running_loop()
+                server = await loop.create_server(make, sock=listening, backlog=BACKLOG)
+                ending.callback(server.close)
+            ending.callback(self._broker.groups.close)
+            self.preparing.begin()
+            _logger.info("event=kafka_listening address=%s", self.address)
+            yield f"serving Kafka clients on {self.address}"
 
     async def _end_connections(self) -> None:
-        self._broker.groups.close()
-        if self._server is not None:
-            self._server.close()
-        if self._tls is not None:
-            await self._tls.close()
         ending = list(self._open)
         for connection in ending:
             connection.close_when_answered()

@@ -9,6 +9,7 @@ Every failure is answered with the JSON of a `StreamhouseError` and the request 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -91,10 +92,13 @@ class ServiceApp:
     def __init__(self, service: Service, doors: Doors) -> None:
         self._service = service
         self._doors = doors
-        for door in doors:
-            door.open(service)
-        of_doors = [door.control_routes for door in doors]
-        self._control_plane = build_control_plane(service, doors.routes.rows, of_doors)
+        with contextlib.ExitStack() as closing:
+            for door in doors:
+                closing.callback(door.close)
+                door.open(service)
+            of_doors = [door.control_routes for door in doors]
+            self._control_plane = build_control_plane(service, doors.routes.rows, of_doors)
+            self._closing = closing.pop_all()
         self._of_process = ProcessAnswers(
             service.access, service.metrics, service.run_blocking, about=self._about
         )
@@ -113,8 +117,7 @@ class ServiceApp:
 
     def close(self) -> None:
         """Close the doors; blocks until the doors' last requests end. Call after `drain`."""
-        for door in self._doors:
-            door.close()
+        self._closing.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; `lifespan` and web sockets are not supported."""

@@ -7,13 +7,16 @@ socket, state beside the tables, entries of metrics and status. The server calls
 1. Before the tables are open: the server binds `port` and opens each table with `sidecars`.
 2. `open` once with the service, then `control_routes`.
 3. `listen` on the bound socket, while this process owns the data; then requests are answered.
-4. `stop_listening` when the service stops, and `close` after the last request.
+4. The end of the context of `listen` when the service stops, and `close` after the last request.
+
+Each door that was opened is closed, the last one first, even if another door fails.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import ClassVar
 
 from streamhouse.core.errors import NotFoundError, StreamhouseError
@@ -67,21 +70,24 @@ class Door:
         """Send an error in the protocol's form; also called on a door that is not open."""
         await exchange.answer_error(error)
 
-    async def listen(
+    def listen(
         self,
         listening: socket.socket,
         *,
         connections: OpenConnections,
         certificate: Certificate | None,
-    ) -> str:
-        """Accept connections; return the announcement, as in "serving Kafka clients on ..."."""
+    ) -> AbstractAsyncContextManager[str]:
+        """Accept connections within the context; all connections have ended at its end.
+
+        The context's value is the announcement, as in "serving Kafka clients on ...".
+        """
         raise NotImplementedError
 
-    async def stop_listening(self) -> None:
-        """Accept no more connections, and return when all connections have ended."""
-
     def close(self) -> None:
-        """Release threads and connections of the door. Blocking; not on the event loop."""
+        """Release threads and connections of the door, also after an `open` that failed.
+
+        Blocking; not on the event loop.
+        """
 
 
 class ClosedDoor(Door):
@@ -97,6 +103,7 @@ class ClosedDoor(Door):
                 need=ANY_TOKEN,
                 name="closed_door",
                 answer=Answer.DOOR,
+                is_about_service=True,
             ),
         )
 

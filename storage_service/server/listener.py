@@ -50,12 +50,17 @@ from streamhouse.storage_service.server._app import ServiceApp
 from streamhouse.storage_service.server._front_app import App, FrontApp
 from streamhouse.storage_service.server._gauges import read_state
 from streamhouse.storage_service.server._moves import MoveDesk
-from streamhouse.storage_service.server._sockets import bound_socket, endpoint_of, shared_sockets
+from streamhouse.storage_service.server._sockets import (
+    bound_socket,
+    endpoint_of,
+    listen_on,
+    shared_sockets,
+)
 from streamhouse.storage_service.server.doors import Door, Doors
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.http._http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.http_exchange import Tenure
-from streamhouse.storage_service.server.http.open_connections import OpenConnections
+from streamhouse.storage_service.server.http.open_connections import BACKLOG, OpenConnections
 from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
 from streamhouse.storage_service.server.other_shards import Shards
 from streamhouse.storage_service.server.peers import HttpPeers
@@ -72,7 +77,6 @@ _T = TypeVar("_T")
 
 _SWITCH_INTERVAL_S: Final = 0.0005
 _FILES_A_BUCKET: Final = 8
-_BACKLOG: Final = 2_048
 # For opening, creating and dropping logs, lake states and retention: mostly waits for the disk.
 _DISK_THREADS: Final = 4
 # Records of other shards are read in parallel: each of perhaps a hundred takes a round trip.
@@ -168,14 +172,10 @@ async def _serve(make_process: Callable[..., _Process], recovery: KeyRecovery) -
 
 async def _serve_alone(process: _Process, recovery: KeyRecovery) -> None:
     """Serve a directory without a journal; connections wait until the recovery is done."""
-    with process.ended_by_a_stop():
-        manager = await TabletManager.open(
-            process.config,
-            runtime=process.runtime,
-            recovery=recovery,
-            sidecars=process.doors.sidecars,
-        )
-    async with process.service_of(manager) as (service, app):
+    async with (
+        process.open_tables(recovery) as manager,
+        process.service_of(manager) as (service, app),
+    ):
         await process.listen(app)
         await process.serve_until_stopped(service)
 
@@ -196,23 +196,27 @@ async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
         run_blocking=runtime.run,
         doors=process.doors,
     )
-    directory = await runtime.run(DataDirectory.open, config.data_dir)
-    taker = ShardTaker(
-        config,
-        directory,
-        endpoint=process.endpoint,
-        standing=standing,
-        on_standby=process.on_standby,
-    )
-    process.watch_standing(standing)
     try:
-        await process.listen(front)
-        with process.ended_by_a_stop():
-            takeover = await process.until_stopped(taker.take())
-            if takeover is None:
-                await taker.close()
-        if takeover is not None:
-            with Pool("directory", _STORE_READS) as reads:
+        async with contextlib.AsyncExitStack() as closing:
+            directory = await runtime.run(DataDirectory.open, config.data_dir)
+            closing.callback(directory.close)
+            taker = ShardTaker(
+                config,
+                directory,
+                endpoint=process.endpoint,
+                standing=standing,
+                on_standby=process.on_standby,
+            )
+            closing.push_async_callback(taker.close)
+            process.watch_standing(standing)
+            closing.push_async_callback(process.close)
+            await process.listen(front)
+            with process.ended_by_a_stop():
+                takeover = await process.until_stopped(taker.take())
+                if takeover is None:
+                    await taker.close()
+            if takeover is not None:
+                reads = closing.enter_context(Pool("directory", _STORE_READS))
                 await _serve_owned(
                     process,
                     recovery,
@@ -226,10 +230,6 @@ async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
         raise UnavailableError(
             f"the journal {config.journal_url} cannot be used: {error}; start again to go on"
         ) from error
-    finally:
-        await process.close()
-        await taker.close()
-        directory.close()
 
 
 async def _serve_owned(
@@ -247,35 +247,32 @@ async def _serve_owned(
     shard, warm = takeover.shard, takeover.warm
     replication = await runtime.run(shard.record, directory, takeover.begun)
     names = ShardDirectory(DirectoryObjects(start.store), shard=config.shard, each=each)
-    with process.ended_by_a_stop():
-        manager = await TabletManager.open(
-            config,
-            runtime=runtime,
-            recovery=dataclasses.replace(recovery, warm=warm),
-            directory=directory,
-            replication=replication,
-            names=names,
-            sidecars=process.doors.sidecars,
-        )
-    owners = LeaseOwners(start.store, lease_ms=config.lease_ms)
-    peers = HttpPeers(is_tls=config.is_reached_by_tls)
-    shards = Shards(names, owners, manager, peers, each=each, figures=standing.journal.figures)
-    moves = TableMoves(manager, names, start.store)
-    await moves.clear()
-    desk = MoveDesk(moves, shards, config)
-    async with process.service_of(manager, tenure=shard, shards=shards, moves=desk) as (
-        service,
-        app,
-    ):
-        if warm is not None:
-            warm.close()
-        await runtime.run(shard.begin_checkpoints, directory, manager.copy_keys)
-        await runtime.run(start.finish, shard)
-        standing.role = Role.OWNER
-        front.hand_over(app)
-        await process.serve_until_stopped(service)
-        # The timer also covers the commits made while the tables close.
-        giving_up = _give_up_after(config)
+    async with process.open_tables(
+        dataclasses.replace(recovery, warm=warm),
+        directory=directory,
+        replication=replication,
+        names=names,
+    ) as manager:
+        owners = LeaseOwners(start.store, lease_ms=config.lease_ms)
+        peers = HttpPeers(is_tls=config.is_reached_by_tls)
+        figures = standing.journal.figures
+        shards = Shards(names, owners, manager, peers, each=each, figures=figures)
+        moves = TableMoves(manager, names, start.store)
+        await moves.clear()
+        desk = MoveDesk(moves, shards, config)
+        async with process.service_of(manager, tenure=shard, shards=shards, moves=desk) as (
+            service,
+            app,
+        ):
+            if warm is not None:
+                warm.close()
+            await runtime.run(shard.begin_checkpoints, directory, manager.copy_keys)
+            await runtime.run(start.finish, shard)
+            standing.role = Role.OWNER
+            front.hand_over(app)
+            await process.serve_until_stopped(service)
+            # The timer also covers the commits made while the tables close.
+            giving_up = _give_up_after(config)
     # No request is in progress any more: another process may own the shard from now on.
     await runtime.run(functools.partial(shard.close, timeout_s=threading.TIMEOUT_MAX))
     giving_up.cancel()
@@ -338,8 +335,13 @@ class _Process:
         """Serve `app` on the sockets; returns once the server listens."""
         config = http_config(self.config, app, self._connections)
         self._server = _Server(config, self._connections, self._certificate)
+        listen_on(self._listening[0], option="--port")
         self._serving = asyncio.ensure_future(self._server.serve(sockets=self._listening))
-        await self._server.is_listening.wait()
+        listening = asyncio.ensure_future(self._server.is_listening.wait())
+        await asyncio.wait([self._serving, listening], return_when=asyncio.FIRST_COMPLETED)
+        listening.cancel()
+        if self._serving.done():
+            self._serving.result()
 
     def on_standby(self) -> None:
         """Announce that the process follows the owner of its shard."""
@@ -392,6 +394,24 @@ class _Process:
             await self._serving
 
     @contextlib.asynccontextmanager
+    async def open_tables(
+        self, recovery: KeyRecovery, **arguments: Any
+    ) -> AsyncIterator[TabletManager]:
+        """Open the tables, with these arguments of `TabletManager.open`; the end closes them."""
+        with self.ended_by_a_stop():
+            manager = await TabletManager.open(
+                self.config,
+                runtime=self.runtime,
+                recovery=recovery,
+                sidecars=self.doors.sidecars,
+                **arguments,
+            )
+        try:
+            yield manager
+        finally:
+            await manager.close()
+
+    @contextlib.asynccontextmanager
     async def service_of(
         self,
         manager: TabletManager,
@@ -400,56 +420,52 @@ class _Process:
         shards: Shards | None = None,
         moves: MoveDesk | None = None,
     ) -> AsyncIterator[tuple[Service, ServiceApp]]:
-        """Open the service of these tables; the end of the context closes service and tables."""
-        lake_reads = LakeReads(functools.partial(_lake_history, self.config.lake_catalog()))
-        service = Service(
-            self.config,
-            manager,
-            self.workers,
-            self.metrics,
-            tenure=tenure,
-            connections=self._connections,
-            shards=shards,
-            moves=moves,
-            spans=self._spans,
-            lake_reads=lake_reads,
-        )
-        app = ServiceApp(service, self.doors)
-        try:
+        """Open the service of these tables; all readers of rows have ended with the context."""
+        async with contextlib.AsyncExitStack() as closing:
+            if shards is not None:
+                closing.push_async_callback(asyncio.to_thread, shards.close)
+            if moves is not None:
+                closing.push_async_callback(moves.close)
+            lake_reads = LakeReads(functools.partial(_lake_history, self.config.lake_catalog()))
+            closing.callback(lake_reads.close)
+            service = Service(
+                self.config,
+                manager,
+                self.workers,
+                self.metrics,
+                tenure=tenure,
+                connections=self._connections,
+                shards=shards,
+                moves=moves,
+                spans=self._spans,
+                lake_reads=lake_reads,
+            )
+            app = ServiceApp(service, self.doors)
+            closing.push_async_callback(asyncio.to_thread, app.close)
+            closing.push_async_callback(manager.upkeep.stop)
             self.metrics.watch(functools.partial(_read_all, service, self._standing))
             # Objects that live as long as the process need no visit by every collection.
             gc.collect()
             gc.freeze()
             manager.upkeep.start(service.jobs())
             yield service, app
-        finally:
-            # All readers of rows must end before the tables are closed.
-            await manager.upkeep.stop()
-            lake_reads.close()
-            await asyncio.to_thread(app.close)
-            if moves is not None:
-                await moves.close()
-            if shards is not None:
-                await asyncio.to_thread(shards.close)
-            await manager.close()
 
     async def serve_until_stopped(self, service: Service) -> None:
-        """Announce that requests are answered; return after a signal to stop."""
+        """Announce that requests are answered; after a signal to stop, end all connections."""
         assert self._server is not None
-        async with contextlib.AsyncExitStack() as stack:
+        async with contextlib.AsyncExitStack() as listening:
+            listening.push_async_callback(self.close)
             announcements = []
-            for door, listening in self._door_sockets:
-                announcements.append(
-                    await door.listen(
-                        listening, connections=self._connections, certificate=self._certificate
-                    )
+            for door, bound in self._door_sockets:
+                listen_on(bound, option=door.port_option)
+                accepting = door.listen(
+                    bound, connections=self._connections, certificate=self._certificate
                 )
-                stack.push_async_callback(door.stop_listening)
+                announcements.append(await listening.enter_async_context(accepting))
             on_stop = self._on_ready(self.endpoint)
             for announcement in announcements:
                 self._on_door(announcement)
             await _until_stopped(self.signals, service, self._server, on_stop)
-        await self.close()
 
 
 async def _read_all(service: Service, standing: Standing | None) -> list[Metric]:
@@ -528,7 +544,6 @@ class _Server(uvicorn.Server):
         return TlsListener(
             listening,
             certificate,
-            backlog=_BACKLOG,
             connections=self._connections,
             make_protocol=functools.partial(
                 protocol,
@@ -558,7 +573,7 @@ def http_config(config: ServiceConfig, app: App, connections: OpenConnections) -
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )
 

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +104,18 @@ class KafkaClient:
 
 
 class KafkaWorld:
-    """A service, its door, and clients of both."""
+    """A service, its door, and clients of both; `stop_listening` closes the door."""
 
-    def __init__(self, http: InProcessService, door: KafkaDoor) -> None:
+    def __init__(
+        self,
+        http: InProcessService,
+        door: KafkaDoor,
+        stop_listening: Callable[[], Awaitable[None]],
+    ) -> None:
         self.http = http
         self.service = http.service
         self.door = door
+        self.stop_listening = stop_listening
         self._clients: list[KafkaClient] = []
 
     async def client(self, **arguments: Any) -> KafkaClient:
@@ -120,7 +126,7 @@ class KafkaWorld:
 
     async def close(self) -> None:
         """Close the door, then what clients have left open."""
-        await self.door.stop_listening()
+        await self.stop_listening()
         for client in self._clients:
             await client.close()
 
@@ -159,8 +165,12 @@ async def kafka_door(
         http.service.lake_reads = LakeReads(lambda: history)
     elif open_history is not None:
         http.service.lake_reads = LakeReads(open_history)
-    await door.listen(listening, connections=http.service.connections, certificate=certificate)
-    world = KafkaWorld(http, door)
+    accepting = contextlib.AsyncExitStack()
+    connections = http.service.connections
+    await accepting.enter_async_context(
+        door.listen(listening, connections=connections, certificate=certificate)
+    )
+    world = KafkaWorld(http, door, accepting.aclose)
     try:
         yield world
     finally:

@@ -8,12 +8,15 @@ never lock out a client. Event loop only.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from streamhouse.core.errors import OverloadedError
 from streamhouse.storage_service.config import ServiceConfig
 
-__all__ = ["OpenConnections"]
+__all__ = ["BACKLOG", "OpenConnections"]
+
+BACKLOG: Final = 2_048
+"""How many connections to one port may wait until the process accepts them."""
 
 
 class Connection(Protocol):

@@ -28,7 +28,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.secret_sources import file_signature, read_private
 from streamhouse.storage_service.config import ServiceConfig, is_loopback
-from streamhouse.storage_service.server.http.open_connections import OpenConnections
+from streamhouse.storage_service.server.http.open_connections import BACKLOG, OpenConnections
 
 __all__ = ["Certificate", "TlsListener", "certificate_fingerprint"]
 
@@ -126,7 +126,6 @@ class TlsListener:
         listening: socket.socket,
         certificate: Certificate,
         *,
-        backlog: int,
         connections: OpenConnections,
         make_protocol: Callable[[], asyncio.Protocol],
     ) -> None:
@@ -135,7 +134,7 @@ class TlsListener:
         self._connections = connections
         self._make_protocol = make_protocol
         listening.setblocking(False)
-        listening.listen(backlog)
+        listening.listen(BACKLOG)
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.ensure_future(self._accept())
         self._looking = asyncio.ensure_future(self._look())

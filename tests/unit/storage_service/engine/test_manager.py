@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.offsets import BucketPositions
 from streamhouse.core.model.table_state import TieringReport
+from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from tests.support.held_step import around
@@ -260,6 +262,20 @@ async def test_closing_commits_what_was_submitted_and_refuses_more(tmp_path: Pat
         assert len({(await append).ranges[0] for append in appends}) == 50
         with pytest.raises(UnavailableError):
             await manager.append(table, [routed(0, event_rows(0, 1))])
+
+
+async def test_a_close_that_fails_at_a_log_closes_all_the_rest(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as opened:
+        manager = await opened.enter_async_context(open_manager(tmp_path))
+        table = await _table(manager, 2)
+        # The system reports an error when a file is closed, as after a failed write.
+        os.close(table.tablets[0]._active._file._descriptor)
+
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            await opened.aclose()
+
+    assert table.tablets[1]._closed
+    DataDirectory.open(tmp_path).close()
 
 
 async def test_the_oldest_row_outside_the_lake_is_known(tmp_path: Path) -> None:

@@ -208,7 +208,8 @@ async def test_a_stopping_service_closes_its_connections(tmp_path: Path) -> None
         client.send(METADATA, 12, topics=[])
 
         assert await client.is_closed()
-        await world.door.stop_listening()
+        await world.stop_listening()
+        assert world.door.address is None
 
 
 async def test_requests_are_counted(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 from starlette.routing import Route as StarletteRoute
 
 from streamhouse.core.errors import InvalidNameError
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.door_table import doors_of
 from streamhouse.storage_service.server._app import DATA_ANSWERS
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.control._control_plane import build_control_plane
@@ -34,6 +36,13 @@ def test_only_what_is_nobodys_secret_asks_for_no_token() -> None:
         "/health",
         *OPEN_PAGES,
     }
+
+
+def test_a_full_service_says_that_kafka_is_not_served(tmp_path: Path) -> None:
+    """A shard takes any other answer of another shard for a failure, and keeps asking."""
+    for config in (ServiceConfig(data_dir=tmp_path, kafka_port=port) for port in (0, None)):
+        match = doors_of(config).routes.find("GET", "/v1/kafka/topics")
+        assert match.route.is_about_service
 
 
 def test_every_data_route_has_one_answer() -> None:
