@@ -572,8 +572,7 @@ class TabletManager:
             closing.callback(self.directory.close)
             closing.callback(self._key_threads.shutdown)
             closing.push_async_callback(self.runtime.run, close_tablets, tablets)
-            # Groups that the commit thread handed over are completed before the logs are closed.
-            closing.push_async_callback(asyncio.sleep, 0)
+            closing.push_async_callback(asyncio.sleep, 0)  # completes the last commit groups
             closing.push_async_callback(self.runtime.run, self._committer.stop)
             closing.push_async_callback(stop_tables, tables)
             closing.push_async_callback(self.transactions.stop)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias
+from collections.abc import Coroutine
+from typing import Any
 
 from streamhouse.core.errors import InternalError, StreamhouseError
 from streamhouse.storage_service.config import ServiceConfig
@@ -24,6 +24,7 @@ from streamhouse.storage_service.server.access.access import AccessControl, Fore
 from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.http_exchange import (
+    App,
     ClientGone,
     HttpExchange,
     Receive,
@@ -32,11 +33,9 @@ from streamhouse.storage_service.server.http.http_exchange import (
 )
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
-__all__ = ["App", "FrontApp"]
+__all__ = ["FrontApp"]
 
 _logger = logging.getLogger(__name__)
-
-App: TypeAlias = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 
 class FrontApp:

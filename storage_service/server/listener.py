@@ -21,7 +21,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import uvicorn
 import uvloop
 from prometheus_client.core import Metric
 
@@ -47,7 +46,7 @@ from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects,
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
 from streamhouse.storage_service.ownership.shards.owners import LeaseOwners
 from streamhouse.storage_service.server._app import ServiceApp
-from streamhouse.storage_service.server._front_app import App, FrontApp
+from streamhouse.storage_service.server._front_app import FrontApp
 from streamhouse.storage_service.server._gauges import read_state
 from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server._sockets import (
@@ -58,10 +57,10 @@ from streamhouse.storage_service.server._sockets import (
 )
 from streamhouse.storage_service.server.doors import Door, Doors
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
-from streamhouse.storage_service.server.http._http_protocol import bounded_protocol
-from streamhouse.storage_service.server.http.http_exchange import Tenure
-from streamhouse.storage_service.server.http.open_connections import BACKLOG, OpenConnections
-from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
+from streamhouse.storage_service.server.http._http_server import HttpServer, http_config
+from streamhouse.storage_service.server.http.http_exchange import App, Tenure
+from streamhouse.storage_service.server.http.open_connections import OpenConnections
+from streamhouse.storage_service.server.http.tls import Certificate
 from streamhouse.storage_service.server.other_shards import Shards
 from streamhouse.storage_service.server.peers import HttpPeers
 from streamhouse.storage_service.server.service import Service
@@ -70,7 +69,7 @@ from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 if TYPE_CHECKING:
     from streamhouse.core.traces.spans import Spans
 
-__all__ = ["http_config", "run_service"]
+__all__ = ["run_service"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -81,8 +80,6 @@ _FILES_A_BUCKET: Final = 8
 _DISK_THREADS: Final = 4
 # Records of other shards are read in parallel: each of perhaps a hundred takes a round trip.
 _STORE_READS: Final = 16
-# How long a stopping server waits for its connections after the last request.
-_CLOSE_TIMEOUT_S: Final = 2
 _OPENING_LEFT_S: Final = 1.0
 
 
@@ -328,13 +325,13 @@ class _Process:
         self._on_standby = on_standby
         self._standing: Standing | None = None
         self._connections = OpenConnections.of(config)
-        self._server: _Server | None = None
+        self._server: HttpServer | None = None
         self._serving: asyncio.Future[None] | None = None
 
     async def listen(self, app: App) -> None:
         """Serve `app` on the sockets; returns once the server listens."""
         config = http_config(self.config, app, self._connections)
-        self._server = _Server(config, self._connections, self._certificate)
+        self._server = HttpServer(config, self._connections, self._certificate)
         listen_on(self._listening[0], option="--port")
         self._serving = asyncio.ensure_future(self._server.serve(sockets=self._listening))
         listening = asyncio.ensure_future(self._server.is_listening.wait())
@@ -487,7 +484,7 @@ class _StopSignals:
 
 
 async def _until_stopped(
-    signals: _StopSignals, service: Service, server: _Server, on_stop: Callable[[], None]
+    signals: _StopSignals, service: Service, server: HttpServer, on_stop: Callable[[], None]
 ) -> None:
     """Wait for a signal, then stop in order; a second signal ends all waits."""
     await signals.stop.wait()
@@ -511,71 +508,6 @@ async def _stop_in_order(service: Service, on_stop: Callable[[], None]) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server without signal handling, with `TlsListener`, and with `is_listening`."""
-
-    def __init__(
-        self, config: uvicorn.Config, connections: OpenConnections, certificate: Certificate | None
-    ) -> None:
-        super().__init__(config)
-        self.is_listening = asyncio.Event()
-        self._connections = connections
-        self._certificate = certificate
-        self._tls: list[TlsListener] = []
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers: the service drains before the shutdown of uvicorn."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening and set `is_listening`."""
-        if self._certificate is None:
-            await super().startup(sockets=sockets)
-        else:
-            await super().startup(sockets=[])
-            self._tls = [self._listen(listening, self._certificate) for listening in sockets or ()]
-        self.is_listening.set()
-
-    def _listen(self, listening: socket.socket, certificate: Certificate) -> TlsListener:
-        protocol: Any = self.config.http_protocol_class
-        return TlsListener(
-            listening,
-            certificate,
-            connections=self._connections,
-            make_protocol=functools.partial(
-                protocol,
-                config=self.config,
-                server_state=self.server_state,
-                app_state=self.lifespan.state,
-            ),
-        )
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening and end the connections."""
-        for listener in self._tls:
-            await listener.close()
-        await super().shutdown(sockets=sockets)
-
-
-def http_config(config: ServiceConfig, app: App, connections: OpenConnections) -> uvicorn.Config:
-    """Return uvicorn's configuration to serve `app` to these connections."""
-    return uvicorn.Config(
-        app,
-        interface="asgi3",
-        loop="uvloop",
-        http=bounded_protocol(connections, timeout_ms=config.keep_alive_timeout_ms),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-    )
 
 
 def _within_open_files(config: ServiceConfig) -> ServiceConfig:

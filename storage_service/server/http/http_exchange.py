@@ -15,6 +15,7 @@ from collections.abc import (
     Callable,
     Collection,
     Container,
+    Coroutine,
     Iterable,
     MutableMapping,
     Sequence,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARROW_STREAM",
+    "App",
     "Body",
     "ClientGone",
     "Connection",
@@ -60,6 +62,7 @@ Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 Piece: TypeAlias = bytes | memoryview
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 

@@ -23,8 +23,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from streamhouse.core.model.bucketing import buckets_for_rows
+from streamhouse.storage_service.server.http._http_server import http_config
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
-from streamhouse.storage_service.server.listener import http_config
 from tests.support.in_process_service import (
     EVENTS,
     InProcessService,
