@@ -21,8 +21,8 @@ HELPER: Final = "tests/support/held_step.py"
 # What replaces functions of ours all the same, and why. An entry that does not fails a test.
 LEFT: Final[dict[str, str]] = {
     "tests/support/failing_disk.py": "a program: it breaks its disk once its service is ready",
-    "tests/support/kv_crash_child.py": "a program that kills itself at points of a write",
-    "tests/support/transaction_crash_child.py": "a program that kills itself at points of a commit",
+    "tests/simulation/kv_crash_child.py": "a program that kills itself in a write",
+    "tests/simulation/transaction_crash_child.py": "a program that kills itself in a commit",
     "tests/torture/doomed_service.py": "a program that kills itself at a step; the steps are there",
     "tests/unit/storage_service/kv/test_rocksdb_store.py": "RocksDB's own class cannot be replaced",
 }

@@ -23,7 +23,8 @@ def test_what_was_acknowledged_outlives_machines(tmp_path: Path, seed: int) -> N
     count = 12 if _IS_THOROUGH else 5
 
     done = run_python(
-        ["-m", "tests.support.machine_row", str(tmp_path), str(seed), str(count)], timeout_s=1_000
+        ["-m", "tests.property.machines.machine_row", str(tmp_path), str(seed), str(count)],
+        timeout_s=1_000,
     )
 
     assert done.returncode == 0, f"seed {seed}: {done.stderr[-8_000:]}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kv_crash_child import POINTS, open_bucket, read_log
+from tests.simulation.kv_crash_child import POINTS, open_bucket, read_log
 from tests.support.kv_model import identity
 from tests.support.kv_world import Batch, LoggedBucket, fold_log
 from tests.support.python_process import run_python
@@ -20,7 +20,7 @@ _LIVES = 3
 
 
 def _live_and_die(directory: Path, seed: int, point: str) -> None:
-    done = run_python(["-m", "tests.support.kv_crash_child", str(directory), str(seed), point])
+    done = run_python(["-m", "tests.simulation.kv_crash_child", str(directory), str(seed), point])
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

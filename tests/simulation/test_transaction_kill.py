@@ -18,10 +18,7 @@ from streamhouse.core.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.core.model.transaction import TransactionStatus
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
-from tests.support.in_process_service import open_manager
-from tests.support.kv_world import looked_up
-from tests.support.python_process import run_python
-from tests.support.transaction_crash_child import (
+from tests.simulation.transaction_crash_child import (
     BUCKETS,
     CONFIG,
     DECIDED,
@@ -34,13 +31,16 @@ from tests.support.transaction_crash_child import (
     part_rows,
     position,
 )
+from tests.support.in_process_service import open_manager
+from tests.support.kv_world import looked_up
+from tests.support.python_process import run_python
 
 _LIVES = 1
 _TIME = "time of the frame"
 
 
 def _live_and_die(directory: Path, table: str, step: str, *, first: int, passes: int) -> None:
-    module = "tests.support.transaction_crash_child"
+    module = "tests.simulation.transaction_crash_child"
     done = run_python(["-m", module, str(directory), table, step, str(first), str(passes)])
     assert done.returncode == -signal.SIGKILL, done.stderr
 

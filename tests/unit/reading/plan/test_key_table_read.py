@@ -45,6 +45,13 @@ def test_rows_are_the_live_versions(world: KeyTableWorld) -> None:
     ]
 
 
+def test_a_table_without_rows_has_none(tmp_path: Path) -> None:
+    with KeyTableWorld(tmp_path) as opened:
+        opened.create_key_table(SCHEMA, bucket_count=2)
+
+        assert opened.union.read() == SCHEMA.empty_table()
+
+
 def test_a_filter_never_brings_an_old_version_back(world: KeyTableWorld) -> None:
     assert ids(world.union.read(where="name = 'n2'")) == []
     assert ids(world.union.read(where="id = 4")) == []

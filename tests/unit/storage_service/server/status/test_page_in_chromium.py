@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.chromium import CHROMIUM, Page, chromium
-from tests.support.status_world import PageServer, page_server, status_of
+from tests.unit.storage_service.server.status.status_world import PageServer, page_server, status_of
 
 pytestmark = [
     pytest.mark.slow,

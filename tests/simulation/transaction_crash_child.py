@@ -1,6 +1,6 @@
 """A service that commits transactions until it kills itself at a chosen step.
 
-    python -m tests.support.transaction_crash_child <data dir> <table> <step> <passes>
+    python -m tests.simulation.transaction_crash_child <data dir> <table> <step> <passes>
 
 `table` is `events` (a log table), `rows` (a primary key table), or one of each that every
 transaction overwrites, `refilled` and `replaced`. What it does is known from the number of each
@@ -10,8 +10,6 @@ transaction alone; what it has been told is in the file `told`, a line each.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +36,7 @@ from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem, LocalWritableFile
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from tests.simulation.fate import Fate
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 
 BUCKETS = 3
@@ -157,21 +156,7 @@ async def transact(
     tell(f"committed {number}")
 
 
-class _Fate:
-    """Kills the process when it has passed `step` a number of times."""
-
-    def __init__(self, step: str, passes: int) -> None:
-        self.step = step
-        self.passes = passes
-
-    def reach(self, step: str) -> None:
-        if step == self.step:
-            self.passes -= 1
-            if self.passes == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _watch(fate: _Fate) -> None:
+def _watch(fate: Fate) -> None:
     """Put the steps into the parts of the service."""
 
     def around(owner: type, name: str, before: str, after: str) -> None:
@@ -194,7 +179,7 @@ def _watch(fate: _Fate) -> None:
     _watch_files(fate)
 
 
-def _watch_decisions(fate: _Fate) -> None:
+def _watch_decisions(fate: Fate) -> None:
     real = TransactionFiles.decide
 
     def decide(self: TransactionFiles, decision: Decision) -> None:
@@ -215,7 +200,7 @@ def _watch_decisions(fate: _Fate) -> None:
     LocalFilesystem.rename = renamed  # type: ignore[method-assign] - to be watched
 
 
-def _watch_pieces(fate: _Fate) -> None:
+def _watch_pieces(fate: Fate) -> None:
     real = TransactionCommit._stored
 
     async def stored(self: TransactionCommit, *args: Any) -> int:
@@ -226,7 +211,7 @@ def _watch_pieces(fate: _Fate) -> None:
     TransactionCommit._stored = stored  # type: ignore[method-assign] - to be watched
 
 
-def _watch_files(fate: _Fate) -> None:
+def _watch_files(fate: Fate) -> None:
     """A kill between two bytes of a file: half of them are there."""
     create, write = LocalFilesystem.create, LocalWritableFile.write
     names: dict[int, str] = {}
@@ -244,7 +229,7 @@ def _watch_files(fate: _Fate) -> None:
         elif ".decision" in name:
             is_first = b'"committing"' in bytes(buffers[0])
             step = "decision half written" if is_first else "outcome half written"
-        if step == fate.step:
+        if step == fate.point:
             data = b"".join(buffers)
             write(self, [data[: len(data) // 2]], position=position)
             fate.reach(step)
@@ -254,7 +239,7 @@ def _watch_files(fate: _Fate) -> None:
     LocalWritableFile.write = written  # type: ignore[method-assign] - to be watched
 
 
-async def _live(data_dir: Path, name: str, first: int, fate: _Fate) -> None:
+async def _live(data_dir: Path, name: str, first: int, fate: Fate) -> None:
     with (data_dir / "told").open("a", buffering=1) as told:
         async with open_manager(data_dir / "data", **CONFIG) as manager:
             table = await make_table(manager, name)
@@ -268,7 +253,7 @@ async def _live(data_dir: Path, name: str, first: int, fate: _Fate) -> None:
 
 def main(data_dir: Path, name: str, step: str, first: int, passes: int) -> None:
     """Live one life, from transaction `first` on."""
-    asyncio.run(_live(data_dir, name, first, _Fate(step, passes)))
+    asyncio.run(_live(data_dir, name, first, Fate(step, passes)))
 
 
 if __name__ == "__main__":

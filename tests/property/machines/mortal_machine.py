@@ -30,6 +30,29 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep._retention import apply_retention
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
+from tests.property.machines.machine_disks import (
+    FULL,
+    REFUSED,
+    MortalStore,
+    check_not_half_ready,
+    copy_disk,
+    disk_full,
+    journalled_bytes,
+)
+from tests.property.machines.machine_world import (
+    BUCKETS,
+    Change,
+    LakeOf,
+    Rows,
+    Staged,
+    World,
+    by_bucket,
+    differing,
+    folded,
+    is_less,
+    short,
+    wide,
+)
 from tests.support.in_process_service import (
     EVENTS,
     HOUR_US,
@@ -43,29 +66,6 @@ from tests.support.journalled_engine import (
     journalled_engine,
     logged_ids,
     names_by_id,
-)
-from tests.support.machine_disks import (
-    FULL,
-    REFUSED,
-    MortalStore,
-    check_not_half_ready,
-    copy_disk,
-    disk_full,
-    journalled_bytes,
-)
-from tests.support.machine_world import (
-    BUCKETS,
-    Change,
-    LakeOf,
-    Rows,
-    Staged,
-    World,
-    by_bucket,
-    differing,
-    folded,
-    is_less,
-    short,
-    wide,
 )
 
 __all__ = ["COPIES", "Life", "live"]

@@ -1,6 +1,6 @@
 """Machines that live one after the other, each a process of its own. Run as a program:
 
-    python -m tests.support.machine_row ROOT SEED COUNT
+    python -m tests.property.machines.machine_row ROOT SEED COUNT
 
 `ROOT` is an empty directory, for disks, the store and what is to outlive machines. The program ends
 with a failure unless all machines were as they must, and else says how they ended.
@@ -20,8 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from tests.support.machine_disks import DIED, FULL, REFUSED, flip_bit
-from tests.support.mortal_machine import COPIES, Life, live
+from tests.property.machines.machine_disks import DIED, FULL, REFUSED, flip_bit
+from tests.property.machines.mortal_machine import COPIES, Life, live
 
 __all__ = ["run_machines"]
 

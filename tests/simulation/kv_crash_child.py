@@ -1,6 +1,6 @@
 """A process that writes to a primary key bucket until it kills itself at a chosen point.
 
-    python -m tests.support.kv_crash_child <directory> <seed> <point>
+    python -m tests.simulation.kv_crash_child <directory> <seed> <point>
 
 Changes are made durable in a file of its own, `log`, before they are applied. Every life first
 replays that file. `read_log` reads what a reader may rely on: whole entries only.
@@ -9,7 +9,6 @@ replays that file. `read_log` reads what a reader may rely on: whole entries onl
 from __future__ import annotations
 
 import os
-import signal
 import struct
 import sys
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from streamhouse.storage_service.kv import rocksdb_store
 from streamhouse.storage_service.kv.cache._row_cache import RowCache
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
+from tests.simulation.fate import Fate
 from tests.support.kv_world import LoggedBucket, random_batch, random_keys, random_rules
 
 OPTIONS = KvOptions(cache_bytes=1 << 20, backlog_rows=15)
@@ -92,21 +92,7 @@ def _entry_bytes(base_offset: int, changelog: pa.RecordBatch) -> int:
     return len(_entry(base_offset, changelog))
 
 
-class _Fate:
-    """Kills the process when it has passed `point` a number of times."""
-
-    def __init__(self, point: str, passes: int) -> None:
-        self.point = point
-        self.passes = passes
-
-    def reach(self, point: str) -> None:
-        if point == self.point:
-            self.passes -= 1
-            if self.passes == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _watch(fate: _Fate) -> None:
+def _watch(fate: Fate) -> None:
     """Put points into the tablet's parts."""
 
     def after(owner: type, name: str, act: Callable[..., None]) -> None:
@@ -134,7 +120,7 @@ def _watch(fate: _Fate) -> None:
         _flush_between_chunks(fate)
 
 
-def _flush_between_chunks(fate: _Fate) -> None:
+def _flush_between_chunks(fate: Fate) -> None:
     """RocksDB makes a memtable durable when it likes, also within a run."""
     real = RocksdbStore.write
 
@@ -164,7 +150,7 @@ def main(directory: Path, seed: int, point: str) -> None:
     random = Random(f"{seed} {point} {len(read_log(directory))}")
     bucket = open_bucket(directory, seed)
     keys = random_keys(Random(seed), bucket.rules, 30)
-    fate = _Fate(point, random.randint(1, 6))
+    fate = Fate(point, random.randint(1, 6))
     _watch(fate)
     while True:
         planned = bucket.plan(random_batch(random, bucket.rules, keys, rows_max=12))
