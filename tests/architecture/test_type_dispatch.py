@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.architecture.source_files import SourceFile, library_files
 
-MODULES_MAX: Final = 10
+MODULES_MAX: Final = 8
 """Modules outside of `core/types` that dispatch over `_FAMILIES_MIN` families of types."""
 _FAMILIES_MIN: Final = 5
 _FAMILIES: Final = {

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.client.values._python_value import UnfitError, python_value_of
 from streamhouse.core.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.core.model.identity import Same
 from streamhouse.core.model.schema import (
@@ -28,6 +27,7 @@ from streamhouse.core.model.schema import (
 )
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.json_values import json_value
+from streamhouse.core.types.python_values import UnfitError, python_value_of
 from streamhouse.core.types.registry import type_of
 
 __all__ = ["keys_as_arrow", "rows_as_arrow", "rows_as_tried"]
@@ -140,10 +140,11 @@ def _array(values: Sequence[Any], column: Column, *, table: TableInfo) -> pa.Arr
 
 def _array_one_by_one(values: Sequence[Any], column: Column, *, table: str) -> pa.Array:
     t = column.type
+    logical = type_of(t)
     values_for_arrow = []
     for row_number, value in enumerate(values):
         try:
-            values_for_arrow.append(python_value_of(value, t))
+            values_for_arrow.append(python_value_of(value, logical))
         except UnfitError as misfit:
             raise _refused(row_number, column, str(misfit), table=table) from None
     try:

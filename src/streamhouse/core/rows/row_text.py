@@ -16,6 +16,8 @@ from streamhouse.core.model.values.json_values import (
     as_float,
     row_to_json,
 )
+from streamhouse.core.types.logical_type import LogicalType
+from streamhouse.core.types.python_values import UnknownFieldError
 from streamhouse.core.types.registry import type_of
 
 __all__ = ["column_of", "row_of"]
@@ -44,11 +46,12 @@ def column_of(values: Sequence[Any], t: pa.DataType) -> tuple[pa.Array, dict[int
 
     A value which does not fit is null in the array.
     """
+    logical = type_of(t)
     converted: list[Any] = []
     wrong: dict[int, str] = {}
     for position, value in enumerate(values):
         try:
-            converted.append(_value(value, t))
+            converted.append(_value(value, logical))
         except _NO_VALUE as error:
             wrong[position] = _reason(value, t, error)
             converted.append(None)
@@ -67,12 +70,8 @@ def column_of(values: Sequence[Any], t: pa.DataType) -> tuple[pa.Array, dict[int
     return pa.concat_arrays(arrays), wrong
 
 
-class _UnknownFieldError(ValueError):
-    """A struct of a row has a field unknown to the column."""
-
-
 def _reason(value: Any, t: pa.DataType, error: Exception) -> str:
-    why = f": {error}" if isinstance(error, _UnknownFieldError) else ""
+    why = f": {error}" if isinstance(error, UnknownFieldError) else ""
     try:
         shown = json.dumps(value, default=str) if isinstance(value, _AS_JSON) else str(value)
     except (ValueError, TypeError):
@@ -80,7 +79,7 @@ def _reason(value: Any, t: pa.DataType, error: Exception) -> str:
     return f"{shown[:100]!r} is no {t}{why}"
 
 
-def _value(value: Any, t: pa.DataType) -> Any:
+def _value(value: Any, logical: LogicalType) -> Any:
     """Return a value for Arrow; raises one of `_NO_VALUE` for a value which does not fit.
 
     Values which Arrow would convert silently, as letters of a text, do not fit. JSON numbers with a
@@ -88,15 +87,16 @@ def _value(value: Any, t: pa.DataType) -> Any:
     """
     if value is None:
         return None
-    if pa.types.is_nested(t):
-        return _nested(value, t)
+    t = logical.arrow
+    if logical.parts:
+        return logical.with_parts(value, lambda part, _, part_type: _value(part, part_type))
     if pa.types.is_string(t):
         if not isinstance(value, str):
             raise TypeError
         return value
     if isinstance(value, str):
         text = value.strip().lower() if pa.types.is_boolean(t) else value
-        return type_of(t).value_of_text(text)
+        return logical.value_of_text(text)
     if isinstance(value, bool) != pa.types.is_boolean(t):
         raise TypeError
     if pa.types.is_decimal(t) and isinstance(value, int | Decimal):
@@ -105,19 +105,3 @@ def _value(value: Any, t: pa.DataType) -> Any:
         is_infinite = isinstance(value, float) and not math.isfinite(value)
         return value if is_infinite else as_float(value, t)
     return as_integer(value) if isinstance(value, Decimal) else value
-
-
-def _nested(value: Any, t: pa.DataType) -> Any:
-    if pa.types.is_struct(t):
-        if not isinstance(value, Mapping):
-            raise TypeError
-        if not value.keys() <= (names := {field.name for field in t}):
-            name = next(name for name in value if name not in names)
-            raise _UnknownFieldError(f"it has no field {name[:100]!a}")
-        return {field.name: _value(value.get(field.name), field.type) for field in t}
-    if pa.types.is_map(t):
-        pairs = value.items() if isinstance(value, Mapping) else value
-        return [(_value(k, t.key_type), _value(v, t.item_type)) for k, v in pairs]
-    if isinstance(value, str | bytes | Mapping):
-        raise TypeError
-    return [_value(item, t.value_type) for item in value]

@@ -22,6 +22,7 @@ from streamhouse.core.types.logical_type import (
     any_json_text,
     plain_texts,
 )
+from streamhouse.core.types.python_values import UnfitError, wrong_type
 
 __all__ = ["Binary", "Text", "text_at_least", "text_at_most"]
 
@@ -54,6 +55,12 @@ class Binary(LogicalType):
 
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return quoted(hexed(column))
+
+    def of_python(self, value: Any) -> Any:
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value)
+        instead = "; encode it first, as value.encode() does" if isinstance(value, str) else ""
+        raise wrong_type(value, self, instead)
 
     def lower_bound(self, raw: bytes, length: int | None) -> bytes | None:
         return raw[:length]
@@ -127,6 +134,17 @@ class Text(Binary):
 
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return quoted(escaped(column.cast(pa.large_string())))
+
+    def of_python(self, value: Any) -> Any:
+        if isinstance(value, bytes | bytearray):
+            raise wrong_type(value, self, "; decode it first, as value.decode() does")
+        if not isinstance(value, str):
+            raise wrong_type(value, self, "; convert it with str()")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UnfitError("a text with half of a surrogate pair is no string") from error
+        return str(value)
 
     def values_of_texts(self, texts: pa.Array) -> pa.Array:
         return texts.cast(self.arrow)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ from streamhouse.core.types.logical_type import (
     raw_values,
     trimmed,
 )
+from streamhouse.core.types.python_values import UnfitError, wrong_type
 
 __all__ = ["Date", "Integer", "Timestamp"]
 
@@ -88,6 +90,20 @@ class Integer(LogicalType):
 
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return column.cast(pa.large_string())
+
+    def of_python(self, value: Any) -> Any:
+        if isinstance(value, float):
+            if math.isnan(value):
+                raise UnfitError(f"NaN is no {self.name}; give None where there is no value")
+            if not value.is_integer():
+                raise UnfitError(f"{value!r} is no {self.name} without a loss; round it first")
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            instead = "; convert it with int()" if isinstance(value, str) else ""
+            raise wrong_type(value, self, instead)
+        if not -self.bound <= value < self.bound:
+            raise UnfitError(f"{str(value)[:80]} does not fit {self.name}; widen the column")
+        return int(value)
 
     def value_of_text(self, text: str) -> Any:
         if _INTEGER.fullmatch(text := text.strip()) is None:
@@ -162,6 +178,17 @@ class Date(Integer):
     def json_text(self, value: Any) -> str:
         return f'"{value.isoformat()}"'
 
+    def of_python(self, value: Any) -> Any:
+        if isinstance(value, datetime.datetime):
+            if value.tzinfo is not None or value.time() != datetime.time():
+                raise UnfitError(
+                    f"{value} has a time of day, which a date has not; give its .date()"
+                )
+            return value.date()
+        if not isinstance(value, datetime.date):
+            raise wrong_type(value, self, "; give a datetime.date")
+        return value
+
     def of_json(self, value: str) -> datetime.date:
         date = date_of_text(value)
         if isinstance(date, FarDate):
@@ -212,6 +239,21 @@ class Timestamp(Integer):
 
     def json_text(self, value: Any) -> str:
         return f'"{value.isoformat()}"'
+
+    def of_python(self, value: Any) -> Any:
+        if not isinstance(value, datetime.datetime):
+            raise wrong_type(value, self, "; give a datetime.datetime")
+        if self.is_utc and value.tzinfo is None:
+            raise UnfitError(
+                f"{value} has no time zone, so it is no moment; give it one, as in"
+                " value.replace(tzinfo=datetime.UTC), or make the column timestamp_ntz"
+            )
+        if not self.is_utc and value.tzinfo is not None:
+            raise UnfitError(
+                f"{value} has a time zone, which the column's type timestamp_ntz has not; remove it"
+                " with value.replace(tzinfo=None)"
+            )
+        return value
 
     def of_json(self, value: str) -> datetime.datetime:
         moment = timestamp_of_text(value, is_utc=self.is_utc)

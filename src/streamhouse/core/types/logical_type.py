@@ -21,12 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.values.json_values import json_value
 from streamhouse.core.model.values.zone import Zone
 
 __all__ = [
     "NULL_KEY",
     "ORDERED",
+    "ConvertPart",
     "LogicalType",
     "OutsideOfPythonError",
     "PlainValue",
@@ -52,6 +54,9 @@ class OutsideOfPythonError(ValueError):
     """A date or timestamp that Python cannot hold."""
 
 
+ConvertPart: TypeAlias = Callable[[Any, pa.Field, "LogicalType"], Any]
+
+
 class LogicalType(Protocol):
     """The forms of one type of column, with the canonical Arrow type `arrow`."""
 
@@ -59,6 +64,11 @@ class LogicalType(Protocol):
 
     def __init__(self, arrow: pa.DataType) -> None:
         self.arrow = arrow
+
+    @property
+    def name(self) -> str:
+        """The type's name in messages, as Spark writes it."""
+        return type_name(self.arrow)
 
     # -- JSON and texts: `model.values.json_values` says what they are -------------------------
 
@@ -88,6 +98,18 @@ class LogicalType(Protocol):
 
     python_types: frozenset[type]
     """The types of Python values that Arrow takes exactly, or refuses."""
+
+    of_python: Callable[[Any], Any]
+    """A plain Python value for `pa.array`, which alone would silently cut off a fraction, take
+    bytes for a text, a wall clock time for a moment, or a text for a list of letters. Raises
+    `UnfitError`, whose message says what to give instead."""
+
+    def with_parts(self, value: Any, _: ConvertPart) -> Any:
+        """Return a Python value of a nested type with every part converted.
+
+        Raises `UnfitError` for a value of another type.
+        """
+        return no_form(value)
 
     def are_plain(self, values: Sequence[Any]) -> bool:
         """Whether Arrow takes all values exactly, or refuses them."""

@@ -19,6 +19,7 @@ from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.hashing._murmur import hashes_of_decimals
 from streamhouse.core.model.values.decimals import (
     NUMBER,
+    as_decimal,
     castable_texts,
     decimal_of,
     decimal_of_text,
@@ -37,9 +38,11 @@ from streamhouse.core.types.logical_type import (
     raw_values,
     trimmed,
 )
+from streamhouse.core.types.python_values import UnfitError, wrong_type
 
 __all__ = ["Boolean", "DecimalNumber", "Float", "least_bytes"]
 
+_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 _NO_NUMBER: Final = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 # Without a largest exponent, `1E+999999` would become a number of a million digits.
 _EXACT: Final = Context(prec=80, Emax=80, traps=[Inexact, InvalidOperation])
@@ -70,6 +73,11 @@ class Boolean(LogicalType):
 
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return column.cast(pa.large_string())
+
+    def of_python(self, value: Any) -> Any:
+        if not isinstance(value, bool):
+            raise wrong_type(value, self, "; give True or False")
+        return value
 
     def value_of_text(self, text: str) -> bool:
         if text not in ("true", "false"):
@@ -137,6 +145,19 @@ class Float(LogicalType):
 
     def json_text(self, value: float) -> str:
         return repr(value) if math.isfinite(value) else any_json_text(value)
+
+    def of_python(self, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise wrong_type(value, self, "; convert it with float()")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.nan
+        if isinstance(value, int) and number != value:
+            raise UnfitError(f"{str(value)[:80]} is no {self.name} without a loss")
+        if self.arrow.bit_width == 32 and _FLOAT32_MAX < abs(number) < math.inf:
+            raise UnfitError(f"{value!r} does not fit float; use a double")
+        return number
 
     def value_of_text(self, text: str) -> float:
         text = text.strip()
@@ -210,6 +231,18 @@ class DecimalNumber(LogicalType):
 
     def json_texts(self, column: pa.Array) -> pa.LargeStringArray:
         return quoted(column.cast(pa.string()))
+
+    def of_python(self, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | Decimal):
+            instead = f"; give Decimal('{value}')" if isinstance(value, int | float | str) else ""
+            raise wrong_type(value, self, instead)
+        number = Decimal(value)
+        if not number.is_finite():
+            raise UnfitError(f"{number} is no {self.name}; give None where there is no value")
+        try:
+            return as_decimal(number, self.arrow)
+        except (ValueError, ArithmeticError):
+            raise UnfitError(f"{str(value)[:80]!r} does not fit {self.name}") from None
 
     def value_of_text(self, text: str) -> Decimal:
         return decimal_of_text(text, self.arrow)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -12,10 +13,23 @@ from streamhouse.core.model.casts.nested import entries_of
 from streamhouse.core.types._bytes import Binary, Text
 from streamhouse.core.types._json_texts import list_texts, one_by_one, pair_texts, struct_texts
 from streamhouse.core.types._whole_numbers import Date, Integer, Timestamp
-from streamhouse.core.types.logical_type import LogicalType, any_json_text, no_form
+from streamhouse.core.types.logical_type import ConvertPart, LogicalType, any_json_text, no_form
 from streamhouse.core.types.numbers import Boolean, DecimalNumber, Float
+from streamhouse.core.types.python_values import (
+    UnfitError,
+    UnknownFieldError,
+    python_value_of,
+    wrong_type,
+)
 
-__all__ = ["CLASSES", "SIMPLE", "Other", "struct_json", "type_of", "type_of_iceberg"]
+__all__ = [
+    "CLASSES",
+    "SIMPLE",
+    "Other",
+    "struct_json",
+    "type_of",
+    "type_of_iceberg",
+]
 
 
 class _Nested(LogicalType):
@@ -30,6 +44,9 @@ class _Nested(LogicalType):
     hashed_bytes = few_hashed = hashes = None
     stored_dtype = stored_view = of_stored = None
 
+    def of_python(self, value: Any) -> Any:
+        return self.with_parts(list(value) if isinstance(value, np.ndarray) else value, _inside)
+
 
 class Array(_Nested):
     """array."""
@@ -41,6 +58,12 @@ class Array(_Nested):
         self.of_json = None if self._element.of_json is None else self._list_of_json
         # Inside lists and structs Arrow reads dates as numbers and bytes as letters.
         self.arrow_json_type = arrow if self._element.arrow_json_type == arrow.value_type else None
+
+    def with_parts(self, value: Any, convert: ConvertPart) -> list[Any]:
+        if not isinstance(value, list | tuple):
+            raise wrong_type(value, self, "; give a list")
+        field = self.arrow.value_field
+        return [convert(item, field, self._element) for item in value]
 
     def _list_of_json(self, value: Sequence[Any]) -> list[Any]:
         return [_of_json(item, self._element) for item in value]
@@ -59,6 +82,17 @@ class Struct(_Nested):
         is_plain = all(t.arrow_json_type == t.arrow for t in self._fields.values())
         self.arrow_json_type = arrow if is_plain else None
 
+    def with_parts(self, value: Any, convert: ConvertPart) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise wrong_type(value, self, "; give a dict")
+        unknown = next((name for name in value if name not in self._fields), None)
+        if unknown is not None:
+            raise UnknownFieldError(
+                f"the struct has no field {unknown!r:.80} (fields: {', '.join(self._fields)})"
+            )
+        fields = zip(self.arrow, self._fields.items(), strict=True)
+        return {name: convert(value.get(name), field, t) for field, (name, t) in fields}
+
     def of_json(self, value: Mapping[str, Any]) -> dict[str, Any]:
         return {name: _of_json(value[name], t) for name, t in self._fields.items()}
 
@@ -76,6 +110,15 @@ class Map(_Nested):
         super().__init__(arrow)
         self._key, self._item = type_of(arrow.key_type), type_of(arrow.item_type)
         self.parts = (("key", self._key), ("value", self._item))
+
+    def with_parts(self, value: Any, convert: ConvertPart) -> list[tuple[Any, Any]]:
+        pairs = list(value.items()) if isinstance(value, Mapping) else value
+        if not isinstance(pairs, list | tuple) or not all(
+            isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+        ):
+            raise wrong_type(value, self, "; give a dict, or a list of pairs")
+        key, item = self.arrow.key_field, self.arrow.item_field
+        return [(convert(k, key, self._key), convert(v, item, self._item)) for k, v in pairs]
 
     def of_json(self, value: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         return [(_of_json(k, self._key), _of_json(v, self._item)) for k, v in value]
@@ -96,6 +139,16 @@ class Other(_Nested):
 
     def of_footer(self, _: Any) -> None:
         return None
+
+    def with_parts(self, value: Any, _: ConvertPart) -> Any:
+        raise wrong_type(value, self)
+
+
+def _inside(value: Any, field: pa.Field, t: LogicalType) -> Any:
+    converted = python_value_of(value, t)
+    if converted is None and not field.nullable:
+        raise UnfitError(f"'{field.name}' inside of it must not be null")
+    return converted
 
 
 def _of_json(value: Any, t: LogicalType) -> Any:

@@ -100,7 +100,7 @@ def test_a_field_that_a_struct_has_not_is_named_as_a_column_is() -> None:
     (bad,) = _read("json", "st", '{"x":"a","y":1}').misfits.values()
 
     assert bad.column == "st"
-    assert bad.reason.endswith("it has no field 'y'")
+    assert bad.reason.endswith("the struct has no field 'y' (fields: x)")
 
 
 @pytest.mark.parametrize(
