@@ -9,6 +9,7 @@ Every failure is answered with the JSON of a `StreamhouseError` and the request 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -27,6 +28,7 @@ from streamhouse.core.errors import (
     RequestTooLargeError,
     StreamhouseError,
     UnauthorizedError,
+    UnavailableError,
     UnknownOutcomeError,
 )
 from streamhouse.core.log_lines import REQUEST_ID
@@ -137,6 +139,12 @@ class ServiceApp:
             pass
         except StreamhouseError as error:
             await self._answer_error(exchange, error)
+        except asyncio.CancelledError:
+            # The stop does not wait any longer. uvicorn would answer 500, and tell no client why.
+            if exchange.status:
+                raise
+            kind = UnknownOutcomeError if exchange.is_changing else UnavailableError
+            await self._answer_error(exchange, kind("the service stopped during the request"))
         except Exception:  # the outermost loop of a request: a bug is answered, not dropped
             _logger.exception("event=bug request_id=%s path=%s", exchange.request_id, exchange.path)
             bug = InternalError(

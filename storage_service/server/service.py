@@ -357,7 +357,7 @@ class Service:
         )
 
     async def drain(self) -> None:
-        """Refuse new requests, end waits and subscriptions, wait for all remaining requests."""
+        """Refuse new requests, end waits, subscriptions and slow bodies, wait for all others."""
         self.is_draining = True
         self.manager.wake_all()
         for end_waits in self.on_drain:
@@ -368,4 +368,5 @@ class Service:
         # The remaining subscribers do not read and would delay the stop until its time limit.
         for exchange in tuple(self.subscriptions):
             exchange.abort()
+        self.body_memory.stop()
         await self._idle.wait()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import signal
+import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -108,3 +112,31 @@ def test_nothing_acknowledged_is_lost_and_the_rest_may_be_retried(tmp_path: Path
                 assert row["n"] in (last, last + 1)
             else:
                 assert {n for writer, n in calls if writer == number} >= set(range(1, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [((), "unavailable"), (("--drain-timeout-ms", "1"), "unknown_outcome")],
+    ids=["patient", "cut-short"],
+)
+def test_a_body_that_stalls_delays_no_stop_and_its_sender_is_told(
+    tmp_path: Path, arguments: tuple[str, ...], code: str
+) -> None:
+    """The stop waits for no body that has stopped; one that is cut short answers all the same."""
+    with ServiceProcess(tmp_path, *arguments) as service:
+        host, port = service.endpoint.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as stalled:
+            stalled.sendall(
+                b"POST /v1/tables HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9\r\n"
+                b"content-type: application/json\r\nexpect: 100-continue\r\n\r\n"
+            )
+            # The service reads the body.
+            assert stalled.recv(100).startswith(b"HTTP/1.1 100")
+            started = time.monotonic()
+            service.send(signal.SIGTERM)
+            answer = b"".join(iter(lambda: stalled.recv(10_000), b""))
+        assert service.wait() == 0
+        assert time.monotonic() - started < 10  # `drain_timeout_ms` is 15 s
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 5")
+    assert json.loads(body)["error"]["code"] == code

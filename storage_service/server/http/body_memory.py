@@ -8,6 +8,7 @@ Guarantees:
 - Waiting callers take turns (`fair_shares.py`).
 - While a body waits, a body with a nearly stopped sender gives up its memory. If a caller has more
   than half of the memory and another caller waits, the largest body of the first caller gives up.
+- While the service stops, a body with a nearly stopped sender is given up.
 Event loop only.
 """
 
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from streamhouse.core.errors import OverloadedError
+from streamhouse.core.errors import OverloadedError, UnavailableError
 from streamhouse.storage_service.server.http.fair_shares import FairShares
 
 __all__ = ["BodyMemory", "HeldBody"]
@@ -50,6 +51,7 @@ class BodyMemory(FairShares):
         # The bodies still being received, in the order of their beginnings.
         self._receiving: dict[HeldBody, None] = {}
         self._look: asyncio.TimerHandle | None = None
+        self.is_stopping = False
 
     def fits(self, share: str, amount: int) -> bool:  # noqa: ARG002
         return self.held + amount <= self._capacity
@@ -101,12 +103,17 @@ class BodyMemory(FairShares):
         if self._waiting:
             self._admit()
 
+    def stop(self) -> None:
+        """From now on slow bodies give up even if no body waits: the service stops."""
+        self.is_stopping = True
+        self.look_for_slow()
+
     def look_for_slow(self) -> None:
-        """While a body waits, end the reading of slow bodies, largest first."""
+        """End slow bodies, largest first, while a body waits or the service stops."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
-        if not self._waiting:
+        if not (self._waiting or (self.is_stopping and self._receiving)):
             return
         now_s = self.now_s()
         slow = [b for b in self._receiving if b.turn is None and b.is_slow(now_s)]
@@ -200,8 +207,13 @@ class HeldBody:
         self._end_reading = _nothing
         self._memory.end_receiving(self)
 
-    def refusal(self) -> OverloadedError:
+    def refusal(self) -> OverloadedError | UnavailableError:
         """Return the error for the sender of a refused body."""
+        if self._memory.is_stopping:
+            return UnavailableError(
+                "the service is stopping, and the request body arrives too slowly; try again later"
+                " or on its successor"
+            )
         return OverloadedError(
             f"request bodies hold {self._memory.held} of {self._memory.bytes_max} bytes"
             " (bodies_bytes_max) and this one did not get room in time; try again later"
