@@ -43,7 +43,8 @@ class BodyMemory(FairShares):
         body_bytes_max: int,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        # The remaining bytes are reserved for the body that began first, which always fits.
+        # The remaining bytes are reserved for the body that began first, which always fits in the
+        # end, and for the rows of whole bodies: these are soon stored, and wait for no memory.
         super().__init__(max(0, bytes_max - body_bytes_max))
         self.bytes_max = bytes_max
         self.now_s = clock_s
@@ -69,9 +70,12 @@ class BodyMemory(FairShares):
         self.give_back(body.share, byte_count)
 
     def add(self, body: HeldBody, byte_count: int) -> bool:
-        """Count bytes that have arrived; return False, and count nothing, if memory is short."""
-        is_first = body is next(iter(self._receiving), None)
-        if self.held + byte_count > (self.bytes_max if is_first else self._capacity):
+        """Count bytes that have arrived, or the rows of a whole body.
+
+        Returns False, and counts nothing, if memory is short.
+        """
+        may_use_all = body is next(iter(self._receiving), None) or body not in self._receiving
+        if self.held + byte_count > (self.bytes_max if may_use_all else self._capacity):
             return False
         self.take(body.share, byte_count)
         body.bytes_held += byte_count
@@ -192,7 +196,7 @@ class HeldBody:
         self._end_reading = end_reading
 
     def adds_at_once(self, byte_count: int) -> bool:
-        """Count bytes that have arrived if memory is free now."""
+        """Count bytes that have arrived, or the rows of a whole body, if memory is free now."""
         return self._memory.add(self, byte_count)
 
     async def add(self, byte_count: int) -> None:

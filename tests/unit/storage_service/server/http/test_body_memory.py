@@ -56,6 +56,31 @@ async def test_bodies_that_arrive_together_all_get_room_and_never_pass_the_limit
     assert memory.held == 0
 
 
+async def test_whole_bodies_that_fill_the_memory_still_get_room_for_their_rows() -> None:
+    """Bodies that wait take what each answer frees: without a reserve no row was ever stored."""
+    memory = BodyMemory(4_000, body_bytes_max=1_000)
+    bodies = [memory.body() for _ in range(3)]
+    for body in bodies:
+        await body.add(1_000)
+        body.end()
+    with memory.body() as first, memory.body() as second:
+        assert first.adds_at_once(1_000)
+        bodies[0].__exit__()
+        waiting = asyncio.ensure_future(second.add(1_000))
+        await _turns()
+        assert not waiting.done()
+
+        assert bodies[1].adds_at_once(1_000)
+        assert not bodies[2].adds_at_once(1)
+        assert memory.held == 4_000
+
+        bodies[1].__exit__()
+        await waiting
+        assert memory.held == 3_000
+    bodies[2].__exit__()
+    assert memory.held == 0
+
+
 async def test_half_sent_bodies_that_stall_give_their_room_to_those_who_wait() -> None:
     now_s = 0.0
     memory = BodyMemory(12 * PROGRESS_BYTES, body_bytes_max=PROGRESS_BYTES, clock_s=lambda: now_s)
