@@ -424,7 +424,7 @@ async def test_what_is_refused_for_now_is_not_overtaken(tmp_path: Path) -> None:
         client = await world.client()
         with world.service.body_memory.body("another") as held:
             held.end()
-            assert held.adds_at_once(most - 100_000)
+            assert held.adds_at_once(2 * most - 100_000)
             (first,) = await _produce(client, {0: large})
             later = await _counted(client, [b"y"], 31, keys=[b"1"])
         (again,) = await _produce(client, {0: large})
