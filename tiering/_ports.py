@@ -1,79 +1,17 @@
-"""The outside of a tiering worker as small protocols; tests replace each protocol."""
+"""What a round reports to, and what runs its tasks: each has several implementations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from streamhouse.client import TieringIdle
-from streamhouse.core.model.lake.coverage import CoveredOffsets
-from streamhouse.core.model.lake.facts import LakeCatalog, LakeState
-from streamhouse.core.model.table import TableInfo
-from streamhouse.core.model.table_state import (
-    TableState,
-    TieringAssignment,
-    TieringReport,
-)
 from streamhouse.tiering.tasks._lake_task import SplitResult, TieringSplit
 from streamhouse.tiering.tasks._rewrite_task import RewriteResult, RewriteTask
 
-__all__ = ["RoundObserver", "TaskRunner", "TieringClient"]
-
-
-class TieringClient(Protocol):
-    """The part of `StorageClient` that tiering uses."""
-
-    @property
-    def endpoint(self) -> str:
-        """The service's URL, for tasks that open their own client."""
-
-    def claim_tiering(
-        self, worker_id: str, *, tables: Sequence[str] | None = None, force: bool = False
-    ) -> TieringAssignment | TieringIdle:
-        """See `StorageClient.claim_tiering`."""
-
-    def heartbeat_tiering(
-        self,
-        path: str,
-        *,
-        table_id: int,
-        epoch: int,
-        step: str = "",
-        rows_done: int = 0,
-        rows_planned: int = 0,
-    ) -> None:
-        """See `StorageClient.heartbeat_tiering`."""
-
-    def complete_tiering(self, path: str, report: TieringReport) -> LakeState:
-        """See `StorageClient.complete_tiering`."""
-
-    def compare_history(
-        self,
-        path: str,
-        *,
-        table_id: int,
-        covered: CoveredOffsets | None = None,
-        offsets: Mapping[int, int] | None = None,
-    ) -> dict[int, str]:
-        """See `StorageClient.compare_history`."""
-
-    def pinned_snapshots(self, path: str) -> dict[str, int]:
-        """See `StorageClient.pinned_snapshots`."""
-
-    def fail_tiering(self, path: str, *, table_id: int, epoch: int, error: str) -> None:
-        """See `StorageClient.fail_tiering`."""
-
-    def table_state(self, path: str) -> TableState:
-        """See `StorageClient.table_state`."""
-
-    def list_tables(self, database: str | None = None) -> list[str]:
-        """See `StorageClient.list_tables`."""
-
-    def describe_table(self, path: str) -> TableInfo:
-        """See `StorageClient.describe_table`."""
-
-    def lake_catalog(self) -> LakeCatalog:
-        """See `StorageClient.lake_catalog`."""
+__all__ = [
+    "RoundObserver",
+    "TaskRunner",
+]
 
 
 class RoundObserver(Protocol):

@@ -17,7 +17,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,7 +49,6 @@ __all__ = [
     "UNCHANGED",
     "UPDATED",
     "Changes",
-    "Committing",
     "commit_changes",
     "committed",
 ]
@@ -149,27 +148,8 @@ def _attempt(
     )
 
 
-class Committing(Protocol):
-    """The methods of a `TransactionJob` for a commit."""
-
-    @property
-    def transaction_id(self) -> str:
-        """The transaction's id in `Table.history`."""
-        ...
-
-    def commit_if_unchanged(
-        self, messages: Sequence[StagedRows], *, read_offsets: Mapping[int, int], isolation: str
-    ) -> CommitResult:
-        """Commit; a repeated call gets the same answer."""
-        ...
-
-    def end(self) -> TransactionStatus:
-        """Abort the transaction if it is undecided; return its final status."""
-        ...
-
-
 def committed(
-    job: Committing,
+    job: TransactionJob,
     messages: Sequence[StagedRows],
     *,
     read_offsets: Mapping[int, int],

@@ -16,7 +16,7 @@ from streamhouse.core.threads import Pool
 from streamhouse.storage_service.operations.findings import Finding, Severity
 from streamhouse.storage_service.ownership.journal.names import DIRECTORY
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
-from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects, DirectoryStore
+from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
 from streamhouse.storage_service.ownership.shards.directory import BLOCK_IDS
 from streamhouse.storage_service.ownership.shards.entries import (
     Folder,
@@ -68,7 +68,7 @@ def read_directory(objects: ObjectStore) -> DirectoryFacts:
     return facts
 
 
-def _read_service(store: DirectoryStore, facts: DirectoryFacts) -> None:
+def _read_service(store: DirectoryObjects, facts: DirectoryFacts) -> None:
     content = _contents(store, [Folder.SERVICE], facts).get(Folder.SERVICE)
     if content is None:
         if not facts.findings:
@@ -81,7 +81,7 @@ def _read_service(store: DirectoryStore, facts: DirectoryFacts) -> None:
         facts.error(Folder.SERVICE, f"it names no service: {error!r}")
 
 
-def _read_blocks(store: DirectoryStore, facts: DirectoryFacts) -> None:
+def _read_blocks(store: DirectoryObjects, facts: DirectoryFacts) -> None:
     keys = list(store.list(f"{Folder.IDS}/"))
     # An unreadable block was claimed, too: no shard can claim it again.
     facts.blocks = set(filter(None, map(_number, keys)))
@@ -95,7 +95,7 @@ def _read_blocks(store: DirectoryStore, facts: DirectoryFacts) -> None:
         facts.shards.add(shard)
 
 
-def _read_shards(store: DirectoryStore, facts: DirectoryFacts) -> None:
+def _read_shards(store: DirectoryObjects, facts: DirectoryFacts) -> None:
     # The content of a record is replaced every few seconds: only the name counts.
     for folder in (Folder.SHARDS, Folder.HELD):
         for key in store.list(f"{folder}/"):
@@ -108,7 +108,7 @@ def _read_shards(store: DirectoryStore, facts: DirectoryFacts) -> None:
             facts.shards.add(shard)
 
 
-def _read_names(store: DirectoryStore, folder: Folder, facts: DirectoryFacts) -> None:
+def _read_names(store: DirectoryObjects, folder: Folder, facts: DirectoryFacts) -> None:
     """Read the newest version of each name, and check that no earlier version is missing."""
     versions: dict[str, set[int]] = {}
     for key in store.list(f"{folder}/"):
@@ -149,7 +149,7 @@ def _add_entry(
 
 
 def _contents(
-    store: DirectoryStore, keys: Iterable[str], facts: DirectoryFacts
+    store: DirectoryObjects, keys: Iterable[str], facts: DirectoryFacts
 ) -> dict[str, dict[str, Any]]:
     """Return the contents of the existing, whole objects; damage is noted."""
 

@@ -26,7 +26,7 @@ from prometheus_client.core import Metric
 
 from streamhouse.core.errors import UnavailableError
 from streamhouse.core.model.lake.facts import LakeCatalog, LakeState
-from streamhouse.core.model.lake.older_rows import LakeBucket, LakeHistory
+from streamhouse.core.model.lake.older_rows import LakeBucket
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.core.threads import Pool, timer
 from streamhouse.core.traces.exporter_settings import opened_spans
@@ -68,6 +68,9 @@ from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 if TYPE_CHECKING:
     from streamhouse.core.traces.spans import Spans
+if TYPE_CHECKING:
+    # Loading the lake library takes a second, and most services never read the lake.
+    from streamhouse.reading.plan.lake_history import IcebergHistory
 
 __all__ = ["run_service"]
 
@@ -145,7 +148,7 @@ def _lake_rows(catalog: LakeCatalog) -> LakeRows:
     return lake_rows
 
 
-def _lake_history(catalog: LakeCatalog) -> LakeHistory:
+def _lake_history(catalog: LakeCatalog) -> IcebergHistory:
     from streamhouse.reading.plan.lake_history import IcebergHistory
 
     return IcebergHistory(catalog)

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from streamhouse.core.errors import (
@@ -29,11 +29,11 @@ from streamhouse.storage_service.engine.upkeep.jobs import Job
 from streamhouse.storage_service.ownership.shards.chain import Each
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory, ShardRecord
 from streamhouse.storage_service.ownership.shards.entries import NameEntry, NameState
-from streamhouse.storage_service.ownership.shards.owners import Owner
+from streamhouse.storage_service.ownership.shards.owners import LeaseOwners, Owner
 from streamhouse.storage_service.ownership.shards.placement import least_loaded, table_counts
-from streamhouse.storage_service.server.peers import Peers
+from streamhouse.storage_service.server.peers import HttpPeers
 
-__all__ = ["ShardOwners", "ShardState", "Shards"]
+__all__ = ["ShardState", "Shards"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -44,13 +44,6 @@ _ENDPOINTS_KEPT_S: Final = 10.0
 _LOAD_INTERVAL_S_MIN: Final = 5.0
 # A smaller change is noise, and each record is a stored object.
 _LOAD_CHANGE_MILLICORES: Final = 100
-
-
-class ShardOwners(Protocol):
-    """The owners of all shards, by the leases. Blocking, called on several threads."""
-
-    def of(self, shard: str) -> Owner | None:
-        """Return the current or last owner of a shard; None if the shard never had an owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +88,9 @@ class Shards:
     def __init__(
         self,
         directory: ShardDirectory,
-        owners: ShardOwners,
+        owners: LeaseOwners,
         manager: TabletManager,
-        peers: Peers,
+        peers: HttpPeers,
         *,
         each: Each = map,
         figures: Callable[[], dict[str, Any] | None] = lambda: None,

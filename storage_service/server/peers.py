@@ -11,14 +11,19 @@ import asyncio
 import http.client
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 from streamhouse.client.http.endpoint import parse_endpoint
 from streamhouse.core.errors import UnavailableError, UnknownOutcomeError
 from streamhouse.core.threads import Pool
 
-__all__ = ["HANDED_ON", "HttpPeers", "PeerAnswer", "PeerRequest", "Peers"]
+__all__ = [
+    "HANDED_ON",
+    "HttpPeers",
+    "PeerAnswer",
+    "PeerRequest",
+]
 
 HANDED_ON: Final = b"x-streamhouse-handed-on"
 """The header of a request forwarded by another shard, which is not forwarded again."""
@@ -73,17 +78,6 @@ class PeerAnswer:
     body: bytes
 
 
-class Peers(Protocol):
-    """The other processes of the service."""
-
-    async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
-        """Return the answer of the process at `endpoint`.
-
-        Raises `UnavailableError` if the request had no effect, and `UnknownOutcomeError` if a
-        change may have happened: a caller may repeat the request only after `UnavailableError`.
-        """
-
-
 class HttpPeers:
     """The other processes by HTTP; each request has its own connection and thread."""
 
@@ -98,7 +92,11 @@ class HttpPeers:
         self._threads.shutdown()
 
     async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
-        """See `Peers.ask`."""
+        """Return the answer of the process at `endpoint`.
+
+        Raises `UnavailableError` if the request had no effect, and `UnknownOutcomeError` if a
+        change may have happened: a caller may repeat the request only after `UnavailableError`.
+        """
         if self._is_tls and not endpoint.startswith("https:"):
             raise UnavailableError(
                 f"the shard at {endpoint} is not asked: it has no TLS, and this one has; give all"

@@ -48,19 +48,19 @@ class MemoryStore:
         self.objects: dict[str, bytes] = {}
 
     def create(self, key: str, data: bytes) -> bool:
-        """See `DirectoryStore.create`."""
+        """See `DirectoryObjects.create`."""
         return self.objects.setdefault(key, data) is data
 
     def replace(self, key: str, data: bytes) -> None:
-        """See `DirectoryStore.replace`."""
+        """See `DirectoryObjects.replace`."""
         self.objects[key] = data
 
     def get(self, key: str) -> bytes | None:
-        """See `DirectoryStore.get`."""
+        """See `DirectoryObjects.get`."""
         return self.objects.get(key)
 
     def list(self, prefix: str) -> Iterable[str]:
-        """See `DirectoryStore.list`."""
+        """See `DirectoryObjects.list`."""
         assert prefix.endswith("/"), prefix
         return [key for key in self.objects if key.startswith(prefix)]
 

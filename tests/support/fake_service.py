@@ -70,7 +70,7 @@ class _FakeTable:
 
 
 class FakeService:
-    """Satisfies `TieringClient` and what reads ask of a client; `with` closes nothing.
+    """Has the calls of `StorageClient` that tiering and reads need; `with` closes nothing.
 
     `on_read` stands between the pages of a bucket and who reads them. `on_claim` is called before a
     claim, and may answer in its place. Both may raise. `reads`, `states` and the like count calls.

@@ -233,14 +233,14 @@ class MemoryHistory:
         self.runs.setdefault(bucket, []).append((first, timestamp_us, rows))
 
     def open(self, table: TableInfo, lake: LakeState, bucket: int, *, offset: int) -> _Cursor:
-        """See `LakeHistory.open`."""
+        """See `IcebergHistory.open`."""
         self.opened += 1
         return _Cursor(self, bucket, offset)
 
     def first_since(
         self, table: TableInfo, lake: LakeState, bucket: int, timestamp_us: int, *, offset: int
     ) -> WrittenAt | None:
-        """See `LakeHistory.first_since`."""
+        """See `IcebergHistory.first_since`."""
         late = (
             WrittenAt(max(first, offset), time)
             for first, time, rows in self.runs.get(bucket, [])

@@ -21,13 +21,13 @@ import pyarrow as pa
 
 from streamhouse.core.backoff import Backoff
 from streamhouse.core.errors import OverloadedError
-from streamhouse.core.model.lake.older_rows import LakeHistory
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TablePath
 from streamhouse.core.model.table_state import TieringAssignment, TieringReport
 from streamhouse.core.model.transaction import TransactionOperation
 from streamhouse.core.traces.spans import Spans
 from streamhouse.core.wire.arrow_body import encode_append_body
+from streamhouse.reading.plan.lake_history import IcebergHistory
 from streamhouse.storage_service.catalog_door.catalog_door import CatalogDoor
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
@@ -52,14 +52,15 @@ from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
+from streamhouse.storage_service.ownership.shards.owners import LeaseOwners
 from streamhouse.storage_service.server._app import ServiceApp
 from streamhouse.storage_service.server._gauges import read_state
 from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.http.http_exchange import Tenure
-from streamhouse.storage_service.server.other_shards import ShardOwners, Shards
-from streamhouse.storage_service.server.peers import Peers
+from streamhouse.storage_service.server.other_shards import Shards
+from streamhouse.storage_service.server.peers import HttpPeers
 from streamhouse.storage_service.server.routes import ROUTES, RouteTable
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
@@ -212,8 +213,8 @@ async def in_process_service(
     *,
     tenure: Tenure | None = None,
     directory: ShardDirectory | None = None,
-    owners: ShardOwners | None = None,
-    peers: Peers | None = None,
+    owners: LeaseOwners | None = None,
+    peers: HttpPeers | None = None,
     replication: Replication | None = None,
     store: ObjectStore | None = None,
     spans: Spans | None = None,
@@ -265,7 +266,7 @@ async def in_process_service(
             await manager.close()
 
 
-def _lake_history(settings: ServiceConfig) -> LakeHistory:
+def _lake_history(settings: ServiceConfig) -> IcebergHistory:
     # Few tests read the lake, whose library takes a second to load.
     from streamhouse.reading.plan.lake_history import IcebergHistory
 

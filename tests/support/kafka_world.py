@@ -16,7 +16,7 @@ from typing import Any
 
 from kio.serial import entity_reader
 
-from streamhouse.core.model.lake.older_rows import LakeHistory
+from streamhouse.reading.plan.lake_history import IcebergHistory
 from streamhouse.storage_service.kafka.messages import answers
 from streamhouse.storage_service.kafka.messages.requests import request_class, response_class
 from streamhouse.storage_service.kafka_door._api import Api
@@ -136,7 +136,7 @@ async def kafka_world(
     data_dir: Path,
     *,
     certificate: Certificate | None = None,
-    history: LakeHistory | None = None,
+    history: IcebergHistory | None = None,
     apis: Mapping[int, Api] = APIS,
     **arguments: Any,
 ) -> AsyncIterator[KafkaWorld]:
@@ -153,8 +153,8 @@ async def kafka_door(
     http: InProcessService,
     *,
     certificate: Certificate | None = None,
-    history: LakeHistory | None = None,
-    open_history: Callable[[], LakeHistory] | None = None,
+    history: IcebergHistory | None = None,
+    open_history: Callable[[], IcebergHistory] | None = None,
     apis: Mapping[int, Api] = APIS,
 ) -> AsyncIterator[KafkaWorld]:
     """Open a door to a service; `open_history` is for one that is no `history` at once."""

@@ -62,11 +62,11 @@ class ShardWorld:
         self.loses_answers = False
 
     def of(self, shard: str) -> Owner | None:
-        """See `ShardOwners.of`."""
+        """See `LeaseOwners.of`."""
         return Owner(endpoint=f"http://{shard}:1", epoch=1, is_live=shard not in self.away)
 
     async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
-        """See `Peers.ask`."""
+        """See `HttpPeers.ask`."""
         self.is_asked.set()
         await self.go_on.wait()
         if b'"is_whole": true' in request.body:

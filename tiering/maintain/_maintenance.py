@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from streamhouse.client import StorageClient
 from streamhouse.core.backoff import Backoff
 from streamhouse.core.model.lake.facts import (
     ORPHANS_REMOVED_PROPERTY,
@@ -51,7 +52,7 @@ from streamhouse.tiering.maintain._due import (
     is_expiry_due,
 )
 from streamhouse.tiering.maintain._maintenance_plan import RewritePlan, plan_rewrite
-from streamhouse.tiering.maintain._maintenance_policy import Claim, MaintenancePolicy, Pins
+from streamhouse.tiering.maintain._maintenance_policy import Claim, MaintenancePolicy
 from streamhouse.tiering.maintain._reads import ReadCost, lone_files, plan_for_reads
 from streamhouse.tiering.maintain._removal import Removed, ends_before, files_below, remove_files
 from streamhouse.tiering.maintain._rewrite import Rewrite, Rewritten
@@ -73,7 +74,7 @@ _BACKOFF: Final = Backoff(first_s=60.0, most_s=3_600.0)
 class Maintainer:
     """Maintains the lake tables of a catalog for a worker; a single thread a table at a time."""
 
-    pins: Pins
+    pins: StorageClient
     runner: TaskRunner
     filesystem: LakeFilesystem
     checkpoint: Callable[[str], None] = lambda _: None

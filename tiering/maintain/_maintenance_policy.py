@@ -1,4 +1,4 @@
-"""The settings of a table's maintenance: the policy, the claim, and the pins of readers.
+"""The settings of a table's maintenance: the policy and the claim.
 
 The policy comes from the table's properties, or from a call on demand.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 from streamhouse.core.model.table import TableInfo
 from streamhouse.lake.commits.expiry import ExpiryRules
 from streamhouse.tiering.maintain._maintenance_plan import RewriteLimits
 
-__all__ = ["Claim", "MaintenancePolicy", "Pins"]
+__all__ = [
+    "Claim",
+    "MaintenancePolicy",
+]
 
 ON_DEMAND_BYTES_MAX: Final = 4 << 30
 REWRITE_BYTES_MAX: Final = 512 << 20
@@ -74,13 +77,6 @@ class MaintenancePolicy:
             is_eager=True,
         )
         return replace(self, rewrite=eager, ttl_slack_us=0)
-
-
-class Pins(Protocol):
-    """Where readers pin snapshots: the storage service."""
-
-    def pinned_snapshots(self, path: str) -> dict[str, int]:
-        """See `StorageClient.pinned_snapshots`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from streamhouse.client import StorageClient
 from streamhouse.core.errors import FencedError, NotFoundError, StreamhouseError
 from streamhouse.core.threads import NamedThread
-from streamhouse.tiering._ports import RoundObserver, TieringClient
+from streamhouse.tiering._ports import RoundObserver
 
 __all__ = ["Lease", "RoundTracker"]
 
@@ -65,7 +66,7 @@ class Lease:
 
     def __init__(
         self,
-        client: TieringClient,
+        client: StorageClient,
         *,
         table: str,
         table_id: int,

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from streamhouse.client import StorageClient
 from streamhouse.core.errors import FencedError, StreamhouseError
 from streamhouse.core.model.lake.coverage import CoveredOffsets
 from streamhouse.core.model.lake.facts import LakeDebt, LakeState, SideLakeState
@@ -44,7 +45,6 @@ from streamhouse.tiering._ports import (
     RoundObserver,
     SilentObserver,
     TaskRunner,
-    TieringClient,
 )
 from streamhouse.tiering.maintain._maintenance import Maintainer
 from streamhouse.tiering.round._lake_base import base_offsets
@@ -116,7 +116,7 @@ class TieringRound:
     this worker (`is_busy`), maintenance begins only once much more is due.
     """
 
-    client: TieringClient
+    client: StorageClient
     lake: IcebergLake
     runner: TaskRunner
     assignment: TieringAssignment

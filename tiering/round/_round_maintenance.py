@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from streamhouse.client import StorageClient
 from streamhouse.core.errors import FencedError, StreamhouseError
 from streamhouse.core.model.lake.facts import LakeRole, LakeState, SideLakeState
 from streamhouse.core.model.offsets import BucketPositions, further
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.table_state import TieringReport
 from streamhouse.lake.commits.committer import IcebergLakeTable
-from streamhouse.tiering._ports import TieringClient
 from streamhouse.tiering.maintain._maintenance import Maintainer
 from streamhouse.tiering.maintain._maintenance_policy import Claim, MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport
@@ -38,7 +38,7 @@ class ClaimedMaintenance:
     """
 
     maintainer: Maintainer
-    client: TieringClient
+    client: StorageClient
     lake_table: IcebergLakeTable
     sides: tuple[IcebergLakeTable, ...] = ()
     info: TableInfo

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from streamhouse.client import TieringIdle
+from streamhouse.client import StorageClient, TieringIdle
 from streamhouse.core.backoff import Backoff
 from streamhouse.core.errors import (
     FencedError,
@@ -37,7 +37,6 @@ from streamhouse.tiering._ports import (
     RoundObserver,
     SilentObserver,
     TaskRunner,
-    TieringClient,
 )
 from streamhouse.tiering.maintain._maintenance import Maintainer
 from streamhouse.tiering.round._round import RoundResult, TieringRound
@@ -120,7 +119,7 @@ class TieringService:
     trace of each round.
     """
 
-    client: TieringClient
+    client: StorageClient
     lake: IcebergLake
     runner: TaskRunner
     token: str | None = field(default=None, repr=False)

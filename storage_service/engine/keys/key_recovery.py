@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from streamhouse.core.errors import (
     CorruptDataError,
@@ -44,17 +44,13 @@ __all__ = [
     "remake_rows",
 ]
 
+LakeRows: TypeAlias = Callable[[TableInfo, LakeState, int], LakeBucket]
+"""Reads the rows of one bucket at the lake snapshot or at a later one; on several threads."""
+
 _logger = logging.getLogger(__name__)
 
 _DROPPED_SUFFIX: Final = ".dropped"
 _RESTORED_SUFFIX: Final = ".restored"
-
-
-class LakeRows(Protocol):
-    """Reads a primary key table's rows from the lake. Called by several threads at a time."""
-
-    def __call__(self, table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
-        """Return the rows of one bucket at the snapshot of `lake`, or at a later snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import math
 import uuid
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -21,7 +21,7 @@ from streamhouse.storage_service.kafka.groups.coordinator import Coordinator, Gr
 from streamhouse.storage_service.kafka.groups.coordinator_shard import coordinator_of
 from streamhouse.storage_service.kafka.groups.messages import Identity
 from streamhouse.storage_service.kafka_door._error_codes import error_code_of
-from streamhouse.storage_service.server.caller import Caller
+from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.other_shards import ShardState
 from streamhouse.storage_service.server.service import Service
 
@@ -58,17 +58,6 @@ def code_for_members(error: StreamhouseError) -> ErrorCode:
     return code if isinstance(error, TableDamagedError) else retriable_by_members(code)
 
 
-class MemberRequest(Protocol):
-    """The parts of a member's request for the desk."""
-
-    @property
-    def caller(self) -> Caller:
-        """The owner of the group."""
-
-    async def wait(self, waiter: asyncio.Future[None]) -> None:
-        """Await `waiter`; raises `ClientGone` if the client goes away meanwhile."""
-
-
 class GroupDesk:
     """See the module. Event loop only."""
 
@@ -101,7 +90,7 @@ class GroupDesk:
         """Return when no positions are being kept any more; call after `close`."""
         await asyncio.gather(*self._keeping.values(), return_exceptions=True)
 
-    def key(self, exchange: MemberRequest, group_id: str) -> GroupKey:
+    def key(self, exchange: Exchange, group_id: str) -> GroupKey:
         """Return the key of the caller's group."""
         return exchange.caller.name, group_id
 
@@ -128,7 +117,7 @@ class GroupDesk:
 
     async def wait(
         self,
-        exchange: MemberRequest,
+        exchange: Exchange,
         key: GroupKey,
         member_id: str,
         ask: Callable[[Callable[[_T], None]], None],

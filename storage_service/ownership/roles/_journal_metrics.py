@@ -4,47 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-__all__ = ["JournalMetrics", "WriterFigures"]
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter
+
+__all__ = [
+    "JournalMetrics",
+]
 
 _PUT_SECONDS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 _DAMAGED_SHOWN_MAX: Final = 10
 
 
-class WriterFigures(Protocol):
-    """The figures of `journal/_writer.py` `JournalWriter`."""
-
-    objects_stored: int
-    bytes_stored: int
-    failures: int
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch."""
-
-    @property
-    def in_flight(self) -> int:
-        """Objects in flight."""
-
-    @property
-    def lag_ms(self) -> float:
-        """The age of the oldest operation not stored."""
-
-    @property
-    def lag_bytes(self) -> int:
-        """The bytes not stored."""
-
-
 @dataclass
 class JournalMetrics:
     """The figures of one owner. `put_took` may be called by any thread."""
 
-    writer: WriterFigures | None = None
+    writer: JournalWriter | None = None
     lease_left_ms: Callable[[], float] = lambda: 0.0
     checkpoint_age_s: Callable[[], float] = lambda: 0.0
     damaged_files: Callable[[], Sequence[str]] = lambda: ()

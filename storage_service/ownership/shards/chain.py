@@ -35,7 +35,7 @@ from streamhouse.storage_service.ownership.journal.store.object_store import (
 )
 from streamhouse.storage_service.ownership.shards.entries import seal, unseal
 
-__all__ = ["Chains", "DirectoryObjects", "DirectoryStore", "Each", "Version", "version_key"]
+__all__ = ["Chains", "DirectoryObjects", "Each", "Version", "version_key"]
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -46,25 +46,6 @@ _DIGITS: Final = 8
 _OBJECT_BYTES_MAX: Final = 64 << 10
 
 
-class DirectoryStore(Protocol):
-    """The directory's view of an object store. Keys are below its prefix. Blocking.
-
-    Each call raises a `StreamhouseError` if nothing happened or the outcome is unknown.
-    """
-
-    def create(self, key: str, data: bytes) -> bool:
-        """Store an object unless the key exists; return whether the object was stored."""
-
-    def replace(self, key: str, data: bytes) -> None:
-        """Store an object under a new or an existing key."""
-
-    def get(self, key: str) -> bytes | None:
-        """Return an object, None if missing."""
-
-    def list(self, prefix: str) -> Iterable[str]:
-        """Return the keys below `prefix`, ending with `/`; the newest keys may be missing."""
-
-
 class Each(Protocol):
     """Applies a function to values, as `map` does, or in parallel on threads."""
 
@@ -73,13 +54,16 @@ class Each(Protocol):
 
 
 class DirectoryObjects:
-    """`DirectoryStore` in the store of the journals, below `directory/`."""
+    """The directory's objects in the store of the journals, below `directory/`. Blocking.
+
+    Each call raises a `StreamhouseError` if nothing happened or the outcome is unknown.
+    """
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
 
     def create(self, key: str, data: bytes) -> bool:
-        """See `DirectoryStore.create`."""
+        """Store an object unless the key exists; return whether the object was stored."""
         try:
             with _errors():
                 self._objects.create(DIRECTORY + key, [data])
@@ -88,12 +72,12 @@ class DirectoryObjects:
         return True
 
     def replace(self, key: str, data: bytes) -> None:
-        """See `DirectoryStore.replace`."""
+        """Store an object under a new or an existing key."""
         with _errors():
             self._objects.replace(DIRECTORY + key, data)
 
     def get(self, key: str) -> bytes | None:
-        """See `DirectoryStore.get`."""
+        """Return an object, None if missing."""
         try:
             with _errors():
                 return bytes(self._objects.get(DIRECTORY + key, bytes_max=_OBJECT_BYTES_MAX))
@@ -101,7 +85,7 @@ class DirectoryObjects:
             return None
 
     def list(self, prefix: str) -> Iterable[str]:
-        """See `DirectoryStore.list`."""
+        """Return the keys below `prefix`, ending with `/`; the newest keys may be missing."""
         folder, keys, last = DIRECTORY + prefix, [], ""
         while True:
             with _errors():
@@ -144,7 +128,7 @@ class Chains:
     """All chains of one store. Thread-safe."""
 
     def __init__(
-        self, store: DirectoryStore, *, sleep: Callable[[float], object], each: Each = map
+        self, store: DirectoryObjects, *, sleep: Callable[[float], object], each: Each = map
     ) -> None:
         self._store = store
         self._each = each

@@ -34,7 +34,7 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.table import DEFAULT_DATABASE, TablePath
 from streamhouse.storage_service.ownership.shards.chain import (
     Chains,
-    DirectoryStore,
+    DirectoryObjects,
     Each,
     Version,
     version_key,
@@ -98,7 +98,7 @@ class ShardDirectory:
 
     def __init__(
         self,
-        store: DirectoryStore,
+        store: DirectoryObjects,
         *,
         shard: str,
         sleep: Callable[[float], object] = time.sleep,
@@ -535,7 +535,7 @@ def _record(content: Mapping[str, Any], *, where: str) -> ShardRecord:
     return record
 
 
-def known_service_id(store: DirectoryStore) -> str | None:
+def known_service_id(store: DirectoryObjects) -> str | None:
     """Return the id of the service in this store; None before its first shard joined."""
     data = store.get(_SERVICE)
     return None if data is None else str(unseal(_SERVICE, data)["service_id"])

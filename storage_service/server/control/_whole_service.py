@@ -13,7 +13,7 @@ from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.ownership.shards.owners import Owner
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.other_shards import ShardState
-from streamhouse.storage_service.server.peers import HANDED_ON, PeerRequest, Peers
+from streamhouse.storage_service.server.peers import HANDED_ON, HttpPeers, PeerRequest
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status._status import CONSUMERS_BRIEF_MAX, lateness
 
@@ -83,7 +83,7 @@ async def shards_of_all(service: Service, exchange: HttpExchange) -> list[dict[s
 
 
 async def _answers_of(
-    peers: Peers, states: Sequence[ShardState], request: PeerRequest
+    peers: HttpPeers, states: Sequence[ShardState], request: PeerRequest
 ) -> dict[str, dict[str, Any]]:
     """Return the answers of the shards' owners by shard, without shards that do not answer."""
 

@@ -17,18 +17,20 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.core.model.lake.coverage import CoveredOffsets
 from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.lake.older_rows import (
-    LakeHistory,
     OlderRows,
-    OlderRowsCursor,
     WrittenAt,
 )
 from streamhouse.core.model.table import TableInfo
+
+if TYPE_CHECKING:
+    # Loading the lake library takes a second, and most services never read the lake.
+    from streamhouse.reading.plan.lake_history import IcebergCursor, IcebergHistory
 
 __all__ = ["LakeCursors"]
 
@@ -47,7 +49,7 @@ class _Place(NamedTuple):
 class _Reader:
     """The returned rows, followed by the rows of a cursor; None for a finished cursor."""
 
-    def __init__(self, cursor: OlderRowsCursor | None) -> None:
+    def __init__(self, cursor: IcebergCursor | None) -> None:
         self._cursor = cursor
         self._returned: deque[OlderRows] = deque()
 
@@ -64,7 +66,7 @@ class _Reader:
         return at_end and not self._returned
 
     def read(self, *, rows_max: int, bytes_max: int) -> OlderRows:
-        """See `OlderRowsCursor.read`; must not be called at the end."""
+        """See `IcebergCursor.read`; must not be called at the end."""
         if not self._returned:
             assert self._cursor is not None, "a reader without a cursor has rows or is at its end"
             return self._cursor.read(rows_max=rows_max, bytes_max=bytes_max)
@@ -97,7 +99,7 @@ class LakeCursors:
 
     def __init__(
         self,
-        history: LakeHistory,
+        history: IcebergHistory,
         *,
         idle_bytes_max: int = _IDLE_BYTES_MAX,
         idle_max: int = _IDLE_MAX,
@@ -134,8 +136,8 @@ class LakeCursors:
         """Return rows of the bucket from `offset` on; `offset` is below the tiered offset.
 
         `check` raises if the lake table has not the history of the table.
-        Raises `CorruptDataError` if the lake lacks tiered rows, and as `LakeHistory.open` and
-        `OlderRowsCursor.read`.
+        Raises `CorruptDataError` if the lake lacks tiered rows, and as `IcebergHistory.open` and
+        `IcebergCursor.read`.
         """
         place = _Place(table.table_id, table.schema_id, bucket, offset)
         cursor = self._take(place) or self._open(table, lake, place, check)
@@ -166,7 +168,7 @@ class LakeCursors:
     def first_since(
         self, table: TableInfo, lake: LakeState, bucket: int, timestamp_us: int, *, offset: int
     ) -> WrittenAt | None:
-        """See `LakeHistory.first_since`."""
+        """See `IcebergHistory.first_since`."""
         return self._history.first_since(table, lake, bucket, timestamp_us, offset=offset)
 
     def close_idle(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from streamhouse.core.errors import (
     OverloadedError,
@@ -17,13 +17,17 @@ from streamhouse.core.errors import (
     StreamhouseError,
 )
 from streamhouse.core.model.lake.coverage import CoveredOffsets
-from streamhouse.core.model.lake.older_rows import LakeHistory, OlderRows, WrittenAt
+from streamhouse.core.model.lake.older_rows import OlderRows, WrittenAt
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.threads import Pool
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.history_check import check_history
 from streamhouse.storage_service.server.history._lake_cursors import LakeCursors
 from streamhouse.storage_service.server.history.failures import failure_of
+
+if TYPE_CHECKING:
+    # Loading the lake library takes a second, and most services never read the lake.
+    from streamhouse.reading.plan.lake_history import IcebergHistory
 
 __all__ = ["LakeReads", "Older", "OlderReads"]
 
@@ -93,7 +97,7 @@ class LakeReads:
     The history is opened at the first read: most services have no consumer so far behind.
     """
 
-    def __init__(self, open_history: Callable[[], LakeHistory]) -> None:
+    def __init__(self, open_history: Callable[[], IcebergHistory]) -> None:
         self._open_history = open_history
         self._cursors: LakeCursors | None = None
         self._threads = Pool("streamhouse-history", _THREADS)
@@ -140,7 +144,7 @@ class LakeReads:
             assert self._cursors is not None, "just opened"
         return OlderReads(self._cursors)
 
-    def _use(self, history: LakeHistory) -> None:
+    def _use(self, history: IcebergHistory) -> None:
         # Two callers may have opened the history at the same time: the first history is used.
         if self._cursors is None:
             self._cursors = LakeCursors(history)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
 from fastapi import Request
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from streamhouse.core.errors import (
     InvalidRequestError,
@@ -86,19 +87,11 @@ _SHORT_QUERY_BYTES: Final = 256
 _known_parameters = functools.lru_cache(maxsize=1_024)(_parameters)
 
 
-class Flow(Protocol):
-    """The state of a connection's buffer of unsent bytes."""
-
-    @property
-    def write_paused(self) -> bool:
-        """Whether the buffer is full."""
-
-
 class Connection(Protocol):
     """The operations of a connection beyond ASGI's messages."""
 
     @property
-    def flow(self) -> Flow:
+    def flow(self) -> FlowControl:
         """The buffer of unsent bytes."""
 
     async def drain(self) -> None:

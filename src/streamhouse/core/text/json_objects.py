@@ -12,7 +12,7 @@ returns one object per text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -195,11 +195,6 @@ def joined_runs(runs: Iterable[tuple[int, int, ReadRows]]) -> ReadRows:
     return ReadRows(batches[0] if len(batches) == 1 else pa.concat_batches(batches), misfits)
 
 
-class _Unreadable(Protocol):
-    def __call__(self, at: int, reason: str, /) -> str:
-        """Return why text `at` is not a row, or raise; `reason` is why it is not an object."""
-
-
 class RowReader:
     """Reads texts as rows of the columns `types`; a column missing from a text is null.
 
@@ -217,7 +212,7 @@ class RowReader:
         types: Mapping[str, pa.DataType],
         *,
         check: Callable[[int, int], None],
-        unreadable: _Unreadable,
+        unreadable: Callable[[int, str], str],
         what: str,
         owner: str = "the table",
         defaults: Mapping[str, str] | None = None,

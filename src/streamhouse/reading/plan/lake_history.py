@@ -1,6 +1,6 @@
 """The rows of a service's tables that have left the log, bucket by bucket in the order of offsets.
 
-For readers by offsets which continue below the start of the log: the module implements
+For readers by offsets which continue below the start of the log: the values are in
 `core/model/lake/older_rows.py`. A plan covers all buckets of a lake table and is kept while it has
 the requested offsets; a cursor keeps its files open from read to read.
 
@@ -30,7 +30,7 @@ from streamhouse.core.model.lake.facts import (
     LakeRole,
     LakeState,
 )
-from streamhouse.core.model.lake.older_rows import LakeHistory, OlderRows, WrittenAt
+from streamhouse.core.model.lake.older_rows import OlderRows, WrittenAt
 from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.model.schema import (
     CHANGE_TYPE_COLUMN,
@@ -78,7 +78,7 @@ class _Plan:
     covered: CoveredOffsets | None
 
 
-class IcebergHistory(LakeHistory):
+class IcebergHistory:
     """The history in the lake tables of a catalog. Thread-safe."""
 
     def __init__(
@@ -98,14 +98,21 @@ class IcebergHistory(LakeHistory):
         self._plans: OrderedDict[_Key, _Plan] = OrderedDict()
 
     def open(self, table: TableInfo, lake: LakeState, bucket: int, *, offset: int) -> IcebergCursor:
-        """See `LakeHistory.open`."""
+        """Return a cursor before `offset`, which is below the bucket's tiered offset.
+
+        For a primary key table with a full history, the cursor reads the changes in the full
+        history. Raises `SnapshotNotFoundError` if the lake table is gone or replaced.
+        """
         plan = self._plan(table, lake, bucket, offset)
         return IcebergCursor(self, _key(table), plan, bucket, offset)
 
     def first_since(
         self, table: TableInfo, lake: LakeState, bucket: int, timestamp_us: int, *, offset: int
     ) -> WrittenAt | None:
-        """See `LakeHistory.first_since`."""
+        """Return the first row from `offset` on written at or after the time, if the lake has one.
+
+        Raises like `open`, and like a cursor's `read`.
+        """
         plan = self._plan(table, lake, bucket, offset)
         context = replace(
             plan.context,
@@ -177,7 +184,7 @@ class IcebergHistory(LakeHistory):
 
 
 class IcebergCursor:
-    """See `OlderRowsCursor`."""
+    """A position in the lake rows of one bucket. Not thread-safe."""
 
     def __init__(
         self, history: IcebergHistory, key: _Key, plan: _Plan, bucket: int, offset: int
@@ -194,26 +201,29 @@ class IcebergCursor:
 
     @property
     def next_offset(self) -> int:
-        """See `OlderRowsCursor.next_offset`."""
+        """The offset where the next read begins."""
         return self._rows.next_offset
 
     @property
     def end_offset(self) -> int:
-        """See `OlderRowsCursor.end_offset`."""
+        """The end of the cursor; rows tiered later need a new cursor."""
         return self._rows.end_offset
 
     @property
     def held_bytes(self) -> int:
-        """See `OlderRowsCursor.held_bytes`."""
+        """The approximate memory of the cursor."""
         return self._rows.held_bytes
 
     @property
     def covered(self) -> CoveredOffsets | None:
-        """See `OlderRowsCursor.covered`."""
+        """The offsets covered by the lake table when opened; None if its properties have none."""
         return self._plan.covered
 
     def read(self, *, rows_max: int, bytes_max: int) -> OlderRows:
-        """See `OlderRowsCursor.read`."""
+        """Return the next rows within the limits, at least one row unless the cursor is at its end.
+
+        Raises `SnapshotNotFoundError` if the files have been removed since the open.
+        """
         try:
             batch = self._rows.read(rows_max=rows_max, bytes_max=bytes_max)
         except SnapshotNotFoundError:
@@ -230,7 +240,7 @@ class IcebergCursor:
         )
 
     def close(self) -> None:
-        """See `OlderRowsCursor.close`."""
+        """Release all resources. Idempotent."""
         self._rows.close()
 
 

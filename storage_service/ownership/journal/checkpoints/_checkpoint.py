@@ -21,15 +21,19 @@ import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from streamhouse.core.errors import CorruptDataError, StorageFailedError
 from streamhouse.storage_service.log.durable_mark import MARK_NAME
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.ownership.journal._file_checksum import check_next
+from streamhouse.storage_service.ownership.journal.checkpoints._recorder import (
+    TreeAtPlace,
+    TreeRecorder,
+)
 from streamhouse.storage_service.ownership.journal.checkpoints._stored_tree import StoredTree
 from streamhouse.storage_service.ownership.journal.checkpoints.key_files import (
     KeyCopy,
@@ -60,7 +64,10 @@ from streamhouse.storage_service.ownership.journal.tree import (
     TreeFile,
 )
 
-__all__ = ["STAGING", "CheckpointTaker", "RecordedFiles", "TreeAtPlace"]
+__all__ = [
+    "STAGING",
+    "CheckpointTaker",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -76,37 +83,6 @@ _SMALL_PACK_BYTES: Final = 4 << 20
 _SMALL_PACKS_MAX: Final = 32
 
 
-class TreeAtPlace(NamedTuple):
-    """The files and directories recorded before `position`."""
-
-    position: int
-    files: Sequence[FileAtPlace]
-    directories: frozenset[str]
-
-
-class RecordedFiles(Protocol):
-    """The owner's tree of recorded operations, and the journal's stored position."""
-
-    def at_place(self) -> TreeAtPlace:
-        """Return the current tree."""
-
-    def packed(self, files: Iterable[tuple[FileAtPlace, Sequence[Packed]]]) -> None:
-        """Note the packs of the files' bytes at their place."""
-
-    @property
-    def recorded_position(self) -> int:
-        """The position after all recorded operations."""
-
-    def wait_stored(self, position: int) -> None:
-        """Return once everything before `position` is stored. Blocking."""
-
-    def place_of(self, position: int) -> tuple[Place, int]:
-        """Return the object of the operation at a stored position, and the operation's number.
-
-        Without later operations the result is the next object.
-        """
-
-
 @dataclass(slots=True, kw_only=True)
 class CheckpointTaker:
     """Takes the checkpoints of one owner, one at a time, on any thread.
@@ -120,7 +96,7 @@ class CheckpointTaker:
     names: ShardNames
     service_id: str
     epoch: int
-    recorded: RecordedFiles
+    recorded: TreeRecorder
     copy_keys: Callable[[Path, Mapping[str, int]], Sequence[KeyCopy]]
     packs: dict[str, int] = field(default_factory=dict)
     """The packs of the previous manifest, and their lengths."""

@@ -12,35 +12,21 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter
 from streamhouse.storage_service.ownership.journal.checkpoints._checkpoint import CheckpointTaker
 from streamhouse.storage_service.ownership.journal.checkpoints._trim import Trimmer, TrimPoint
 from streamhouse.storage_service.ownership.journal.checkpoints.manifest import Manifest
 
-__all__ = ["CheckpointJob", "RollingJournal"]
+__all__ = [
+    "CheckpointJob",
+]
 
 _logger = logging.getLogger(__name__)
 
 _EVERY_S: Final = 300.0
 _EVERY_BYTES: Final = 512 << 20
-
-
-class RollingJournal(Protocol):
-    """The journal of an owner, such as `writer.JournalWriter`."""
-
-    bytes_stored: int
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch."""
-
-    @property
-    def recorded_position(self) -> int:
-        """The position after all recorded operations."""
-
-    def roll(self) -> None:
-        """Go on in a new epoch, soon."""
 
 
 @dataclass
@@ -49,7 +35,7 @@ class CheckpointJob:
 
     taker: CheckpointTaker
     trimmer: Trimmer
-    journal: RollingJournal
+    journal: JournalWriter
     first_manifest: Manifest | None = None
     every_s: float = _EVERY_S
     every_bytes: int = _EVERY_BYTES

@@ -8,37 +8,34 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple
 
-from streamhouse.storage_service.log.replica import Replica
-from streamhouse.storage_service.ownership.journal.checkpoints._checkpoint import TreeAtPlace
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter
 from streamhouse.storage_service.ownership.journal.names import Place
 from streamhouse.storage_service.ownership.journal.operations import Operation
 from streamhouse.storage_service.ownership.journal.tree import FileAtPlace, JournalTree, Packed
 
-__all__ = ["PlacedJournal", "TreeRecorder"]
+__all__ = ["TreeAtPlace", "TreeRecorder"]
 
 
-class PlacedJournal(Replica, Protocol):
-    """A journal with the place of each operation, such as `writer.JournalWriter`."""
+class TreeAtPlace(NamedTuple):
+    """The files and directories recorded before `position`."""
 
-    def record(self, operation: Operation) -> int:
-        """Record an operation; return the position after."""
-
-    def place_of(self, position: int) -> tuple[Place, int]:
-        """Return the object of the operation at a stored position, and the operation's number."""
+    position: int
+    files: Sequence[FileAtPlace]
+    directories: frozenset[str]
 
 
 class TreeRecorder:
     """A journal keeping `tree` equal to all recorded operations."""
 
-    def __init__(self, journal: PlacedJournal, tree: JournalTree) -> None:
+    def __init__(self, journal: JournalWriter, tree: JournalTree) -> None:
         self._journal = journal
         self._tree = tree
         self._lock = threading.Lock()
 
     def record(self, operation: Operation) -> int:
-        """See `PlacedJournal.record`."""
+        """See `JournalWriter.record`."""
         with self._lock:
             position = self._journal.record(operation)
             self._tree.apply(operation)
@@ -67,17 +64,17 @@ class TreeRecorder:
         self._journal.gather()
 
     def place_of(self, position: int) -> tuple[Place, int]:
-        """See `PlacedJournal.place_of`."""
+        """See `JournalWriter.place_of`."""
         return self._journal.place_of(position)
 
     def at_place(self) -> TreeAtPlace:
-        """See `RecordedFiles.at_place`."""
+        """Return the current tree."""
         with self._lock:
             files = [FileAtPlace.of(file) for file in self._tree]
             return TreeAtPlace(self._journal.recorded_position, files, self._tree.directories)
 
     def packed(self, files: Iterable[tuple[FileAtPlace, Sequence[Packed]]]) -> None:
-        """See `RecordedFiles.packed`."""
+        """Note the packs of the files' bytes at their place."""
         with self._lock:
             for at, pieces in files:
                 if at.is_there:

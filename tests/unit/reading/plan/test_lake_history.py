@@ -13,10 +13,9 @@ from pyiceberg.typedef import Record
 
 from streamhouse.core.errors import CorruptDataError, SnapshotNotFoundError
 from streamhouse.core.model.changelog import CHANGE_TYPE_NAMES
-from streamhouse.core.model.lake.older_rows import OlderRowsCursor
 from streamhouse.core.model.schema_change import change_schema
 from streamhouse.core.model.table import TableInfo
-from streamhouse.reading.plan.lake_history import IcebergHistory
+from streamhouse.reading.plan.lake_history import IcebergCursor, IcebergHistory
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.union_world import UnionWorld
@@ -56,14 +55,14 @@ def filled(world: UnionWorld, *, rounds: int = 3, count: int = 10, **table: Any)
 
 def opened(
     world: UnionWorld, bucket: int, offset: int, history: IcebergHistory | None = None
-) -> OlderRowsCursor:
+) -> IcebergCursor:
     state = world.state()
     history = history or IcebergHistory(world.tiering.catalog)
     return history.open(state.table, state.lake, bucket, offset=offset)
 
 
 def read_on(
-    cursor: OlderRowsCursor, *, rows_max: int = 1 << 20, bytes_max: int = 1 << 30
+    cursor: IcebergCursor, *, rows_max: int = 1 << 20, bytes_max: int = 1 << 30
 ) -> list[tuple[int, int, tuple[Any, ...]]]:
     """(offset, time, values) of all rows from where the cursor is, in the order they come."""
     lines = []

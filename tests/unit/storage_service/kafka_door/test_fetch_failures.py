@@ -9,8 +9,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from streamhouse.core.errors import UnavailableError
-from streamhouse.core.model.lake.older_rows import LakeHistory
 from streamhouse.core.model.records.record_format import RAW_TOPIC
+from streamhouse.reading.plan.lake_history import IcebergHistory
 from tests.support.fetch_world import (
     MemoryHistory,
     append,
@@ -85,7 +85,7 @@ async def test_an_error_of_the_lakes_library_is_said_of_its_partition_alone(
 async def test_a_history_that_cannot_be_opened_is_said_of_who_reads_it_alone(
     tmp_path: Path, failure: Exception, code: ErrorCode
 ) -> None:
-    def fails() -> LakeHistory:
+    def fails() -> IcebergHistory:
         raise failure
 
     async with (

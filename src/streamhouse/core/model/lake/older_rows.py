@@ -1,24 +1,18 @@
-"""A port for reading rows which have left the log, in the order of their offsets.
+"""Rows which have left the log, as `reading` reads them from the lake for the service.
 
-The service depends on no lake library. The program around the service provides a `LakeHistory`;
-without a `LakeHistory` the service answers from the log alone. The lake rows are the same rows at
-the same offsets as in the log.
+The rows have the same offsets as in the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.core.model.lake.coverage import CoveredOffsets
-from streamhouse.core.model.lake.facts import LakeState
-from streamhouse.core.model.table import TableInfo
-
-__all__ = ["LakeBucket", "LakeHistory", "OlderRows", "OlderRowsCursor", "WrittenAt"]
+__all__ = ["LakeBucket", "OlderRows", "WrittenAt"]
 
 
 class OlderRows(NamedTuple):
@@ -76,53 +70,3 @@ class WrittenAt(NamedTuple):
 
     offset: int
     timestamp_us: int
-
-
-class OlderRowsCursor(Protocol):
-    """A position in the lake rows of one bucket. Not thread-safe."""
-
-    @property
-    def next_offset(self) -> int:
-        """The offset where the next read begins."""
-
-    @property
-    def end_offset(self) -> int:
-        """The end of the cursor; rows tiered later need a new cursor."""
-
-    @property
-    def held_bytes(self) -> int:
-        """The approximate memory of the cursor."""
-
-    @property
-    def covered(self) -> CoveredOffsets | None:
-        """The offsets covered by the lake table when opened; None if its properties have none."""
-
-    def read(self, *, rows_max: int, bytes_max: int) -> OlderRows:
-        """Return the next rows within the limits, at least one row unless the cursor is at its end.
-
-        Raises `SnapshotNotFoundError` if the files have been removed since the open.
-        """
-
-    def close(self) -> None:
-        """Release all resources. Idempotent."""
-
-
-class LakeHistory(Protocol):
-    """Opens cursors. Thread-safe."""
-
-    def open(
-        self, table: TableInfo, lake: LakeState, bucket: int, *, offset: int
-    ) -> OlderRowsCursor:
-        """Return a cursor before `offset`, which is below the bucket's tiered offset.
-
-        For a primary key table with a full history, the cursor reads the changes in the full
-        history. Raises `SnapshotNotFoundError` if the lake table is gone or replaced.
-        """
-
-    def first_since(
-        self, table: TableInfo, lake: LakeState, bucket: int, timestamp_us: int, *, offset: int
-    ) -> WrittenAt | None:
-        """Return the first row from `offset` on written at or after the time, if the lake has one.
-
-        Raises like `open`, and like a cursor's `read`.
-        """

@@ -25,7 +25,7 @@ from streamhouse.storage_service.kafka_door.broker._group_desk import GroupDesk
 from streamhouse.storage_service.kafka_door.broker._other_brokers import OtherBrokers
 from streamhouse.storage_service.kafka_door.broker._producers import RefusedPlaces
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectEntry
-from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest, Peers
+from streamhouse.storage_service.server.peers import HttpPeers, PeerAnswer, PeerRequest
 from tests.support.in_process_service import ids_of
 from tests.support.kafka_batches import produced, records
 from tests.support.kafka_world import kafka_door
@@ -189,7 +189,7 @@ async def _group_of(shard: str, client: Any) -> str:
 class _Noting:
     """Notes what other shards are asked."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: HttpPeers) -> None:
         self._peers = peers
         self.asked: list[PeerRequest] = []
 
