@@ -166,32 +166,6 @@ def test_members_share_the_partitions_of_a_topic(service: ServiceProcess) -> Non
     assert set(counts.values()) == {1}
 
 
-def test_rows_by_key_are_upserts_and_tombstones(service: ServiceProcess) -> None:
-    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
-    brokers = service.kafka_address
-    with StreamhouseClient(service.endpoint) as streamhouse:
-        streamhouse.create_table("people", schema, primary_key=["id"])
-        client = Librdkafka(brokers)
-        client.produce(
-            "people",
-            [
-                Record(b'{"id": 1}', b'{"id": 1, "name": "Ada"}'),
-                Record(b'{"id": 2}', b'{"id": 2, "name": "Bo"}'),
-                Record(b'{"id": 1}', b'{"id": 1, "name": "Ann"}'),
-                Record(b'{"id": 2}', None),
-            ],
-        )
-        assert streamhouse.read("people").to_pylist() == [{"id": 1, "name": "Ann"}]
-
-        found = client.consume("people", 4)
-
-    assert _changes(found) == [
-        ({"id": 1}, {"id": 1, "name": "Ada"}),
-        ({"id": 2}, {"id": 2, "name": "Bo"}),
-        ({"id": 1}, {"id": 1, "name": "Ann"}),
-        ({"id": 2}, None),
-    ]
-
 
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_changes_are_written_and_read_as_debeziums(service: ServiceProcess, kind: str) -> None:

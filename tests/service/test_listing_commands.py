@@ -88,19 +88,3 @@ def test_sizes_are_a_document(endpoint: str) -> None:
     assert lines["shop.a"]["cold_bytes"] == 0
     assert lines["shop.a"]["lake_to_log_ratio"] is None
     assert list(lines["shop.a"]) == documented("tables --sizes")
-
-
-def test_top_shows_those_wanted_in_the_order_wanted(endpoint: str) -> None:
-    by_rows = ["shop.c", "log.z", "shop.b", "shop.a"]
-    found = _json(endpoint, "top", "--once", "--sort", "rows")
-    assert _names(found["tables"]) == by_rows
-    of_shop = ["top", "--once", "--filter", "shop.*", "--sort", "log"]
-    assert set(_names(_json(endpoint, *of_shop)["tables"])) == set(ROWS) - {"log.z"}
-
-    shown = CliRunner().invoke(
-        cli, ["top", "--once", "--sort", "rows", "--endpoint", endpoint], env={"COLUMNS": "120"}
-    )
-
-    assert shown.exit_code == 0, shown.output
-    places = [shown.output.index(name) for name in by_rows]
-    assert places == sorted(places)

@@ -104,13 +104,6 @@ def test_without_the_option_such_rows_are_refused_and_no_table_is_made(
     assert rows_client.list_tables() == [f"default.{path}"]
 
 
-def test_rows_that_all_fit_make_no_table(rows_client: StreamhouseClient) -> None:
-    _create(rows_client, "events")
-
-    rows_client.append("events", _texts((1, "1", None)), on_error="reject")
-
-    assert rows_client.list_tables() == ["default.events"]
-
 
 @pytest.mark.parametrize("path", ["events", "keys"])
 def test_a_replay_moves_what_fits_and_leaves_the_rest(
