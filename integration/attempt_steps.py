@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Final
-
 from pyspark import TaskContext
 
 from streamhouse.api.client import StreamhouseClient
 
-__all__ = ["staged_rows", "until"]
-
-_WAIT_S: Final = 120.0
-_PAUSE_S: Final = 0.05
-
-
-def until(is_true: Callable[[], bool], *, what: str) -> None:
-    """Return once it is; fail the task when it never is."""
-    deadline = time.monotonic() + _WAIT_S
-    while not is_true():
-        assert time.monotonic() < deadline, what
-        time.sleep(_PAUSE_S)  # sleep: what it waits for is in another process, of Spark's
+__all__ = ["staged_rows"]
 
 
 def staged_rows(client: StreamhouseClient, table: str, *, app_id: str, version: int) -> int:

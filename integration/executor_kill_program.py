@@ -20,9 +20,10 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 import streamhouse
-from integration.attempt_steps import staged_rows, until
+from integration.attempt_steps import staged_rows
 from streamhouse.api.client import StreamhouseClient
 from tests.support.forked_python import FORKED_FOR_PID
+from tests.support.waiting import wait_until
 
 ROWS = 200_000
 """Of a partition: several requests."""
@@ -49,13 +50,13 @@ def killing(
         rows = list(batches)
         yield from rows if context.partitionId() == 0 else rows[: len(rows) // 2]
         with StreamhouseClient(endpoint) as client:
-            until(
+            wait_until(
                 lambda: staged_rows(client, table, app_id=APP, version=version) > 0,
-                what="no row was staged",
+                "a row is staged",
             )
         mark.touch()
         os.kill(driver_pid or _executor_pid(), signal.SIGKILL)
-        until(lambda: False, what="this process goes on without its executor")
+        wait_until(lambda: False, "the end of this executor")
 
     return frame.mapInArrow(run, frame.schema)
 

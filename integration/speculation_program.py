@@ -19,8 +19,9 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 import streamhouse
-from integration.attempt_steps import staged_rows, until
+from integration.attempt_steps import staged_rows
 from streamhouse.api.client import StreamhouseClient
+from tests.support.waiting import wait_until
 
 ROWS = 200_000
 """Of each of the two partitions, about: several requests."""
@@ -30,7 +31,7 @@ VERSION = 0
 TABLES = ("raced.both", "raced.killed", "raced.direct", "raced.stream")
 SOURCE = "raced.source"
 
-_ALONE = "the other attempt did not come"
+_OTHER = "the other attempt"
 
 
 def raced(frame: DataFrame, table: str, *, endpoint: str, folder: Path) -> DataFrame:
@@ -51,12 +52,12 @@ def raced(frame: DataFrame, table: str, *, endpoint: str, folder: Path) -> DataF
         if attempt == 0:
             yield from batches
             twin_ended = marks / "ended-1"
-            until(lambda: twin_ended.exists() and not is_ended_by_spark, what=_ALONE)
+            wait_until(lambda: twin_ended.exists() and not is_ended_by_spark, _OTHER)
         else:
             rows = list(batches)
             others = 2 * ROWS - sum(batch.num_rows for batch in rows)
             with StreamhouseClient(endpoint) as client:
-                until(lambda: _stored(client, table, is_direct=is_direct) > others, what=_ALONE)
+                wait_until(lambda: _stored(client, table, is_direct=is_direct) > others, _OTHER)
             yield from rows
         (marks / f"ended-{attempt}").touch()
 

@@ -166,7 +166,6 @@ def test_members_share_the_partitions_of_a_topic(service: ServiceProcess) -> Non
     assert set(counts.values()) == {1}
 
 
-
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_changes_are_written_and_read_as_debeziums(service: ServiceProcess, kind: str) -> None:
     """The same envelopes in and out, so a table can follow another one by its changes."""

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from integration.attempt_steps import until
 from streamhouse import Producer
 from streamhouse.api.client import StreamhouseClient
 from tests.support.moved_service import OwnedService
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -68,7 +68,7 @@ def test_a_stream_and_a_job_survive_the_death_of_the_owner(
             """Kill the owner in the middle of the job, and write on meanwhile."""
             try:
                 with Producer(client, "source", linger_ms=0, batch_rows=50) as producer:
-                    until((tmp_path / "started").exists, what="a task of the job runs")
+                    wait_until((tmp_path / "started").exists, "a task of the job runs")
                     service.kill()
                     (tmp_path / "killed").touch()
                     for start in range(1_000, 2_000, 100):

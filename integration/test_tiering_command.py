@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from streamhouse.client import StorageClient
 from streamhouse.core.model.lake.facts import LakeCatalog
 from tests.support.command_line import streamhouse
 from tests.support.service_process import ServiceProcess
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
 
@@ -159,10 +159,10 @@ def _lake_rows(described: LakeCatalog, table: str) -> int:
 
 
 def _wait_until_tiered(client: StorageClient, path: str, rows: int) -> None:
-    deadline = time.monotonic() + 60
-    while _tiered(client, path) < rows:
-        assert time.monotonic() < deadline, f"{_tiered(client, path)} of {rows} rows are tiered"
-        time.sleep(0.05)  # sleep: the service has no long poll on tiered offsets
+    wait_until(
+        lambda: _tiered(client, path) >= rows,
+        lambda: f"{_tiered(client, path)} of {rows} rows are tiered",
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -6,7 +6,6 @@ import re
 import shutil
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ import pytest
 
 from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,9 +67,7 @@ def _shown(service: ServiceProcess, folder: Path) -> str:
 
 
 def _wait_for_line(service: ServiceProcess, text: str) -> None:
-    waited = threading.Event()
-    while text not in service.log_text():
-        waited.wait(0.05)
+    wait_until(lambda: text in service.log_text(), text)
 
 
 def test_the_commands_of_the_page_do_what_it_says(folder: Path, service: ServiceProcess) -> None:

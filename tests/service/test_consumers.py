@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import threading
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -21,6 +18,7 @@ from streamhouse.cli.client_commands.consumers import command
 from streamhouse.core.errors import InvalidRequestError
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -119,14 +117,6 @@ def _append(client: StreamhouseClient, path: str, batches: int) -> None:
         client.append(path, pa.table(rows, schema=SCHEMA))
 
 
-def _wait_until(is_so: Callable[[], bool], what: str) -> None:
-    pause = threading.Event()
-    deadline_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"never seen: {what}"
-        pause.wait(0.02)
-
-
 def _pass_of_retention(client: StreamhouseClient) -> None:
     """Return when retention has looked at every table: it came by twice at one that waits for none.
 
@@ -135,7 +125,7 @@ def _pass_of_retention(client: StreamhouseClient) -> None:
     for _ in range(2):
         _append(client, "default.other", 2)
         end = client.positions("default.other")[0].high_watermark
-        _wait_until(
+        wait_until(
             lambda end=end: client.positions("default.other")[0].log_start_offset >= end - BATCH,
             "rows of 'other' go",
         )
@@ -153,7 +143,7 @@ def test_retention_waits_for_a_reader_over_restarts_until_the_disk_needs_the_roo
         _pass_of_retention(client)
         assert client.positions(TABLE)[0].log_start_offset == 0
         client.report_position(TABLE, "billing", {0: 4 * BATCH + 7})
-        _wait_until(
+        wait_until(
             lambda: client.positions(TABLE)[0].log_start_offset == 4 * BATCH, "what was read goes"
         )
         # Until then the files of what went may be on their way.
@@ -175,10 +165,10 @@ def test_retention_waits_for_a_reader_over_restarts_until_the_disk_needs_the_roo
         ServiceProcess(tmp_path, *every, "--disk-max", "512kb") as service,
         StreamhouseClient(service.endpoint) as client,
     ):
-        _wait_until(lambda: client.positions(TABLE)[0].log_start_offset > 4 * BATCH, "room is made")
+        wait_until(lambda: client.positions(TABLE)[0].log_start_offset > 4 * BATCH, "room is made")
         (standing,) = client.consumers(TABLE)
         assert standing["name"] == "billing"
-        _wait_until(lambda: _unread_rows_deleted(service) > 0, "it says what went unread")
+        wait_until(lambda: _unread_rows_deleted(service) > 0, "it says what went unread")
 
 
 def _unread_rows_deleted(service: ServiceProcess) -> int:

@@ -104,7 +104,6 @@ def test_without_the_option_such_rows_are_refused_and_no_table_is_made(
     assert rows_client.list_tables() == [f"default.{path}"]
 
 
-
 @pytest.mark.parametrize("path", ["events", "keys"])
 def test_a_replay_moves_what_fits_and_leaves_the_rest(
     rows_client: StreamhouseClient, path: str

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from streamhouse.api.client import StreamhouseClient
 from tests.support.adoption_world import KEYED, SCHEMA, Lake, by_id, rows
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -29,15 +27,7 @@ PROPERTIES = {
 
 
 def _wait_for_count(client: StreamhouseClient, count: int) -> None:
-    _wait_until(lambda: client.count(KEYED) == count, f"{count} rows are left")
-
-
-def _wait_until(is_so: Callable[[], bool], what: str) -> None:
-    pause = threading.Event()
-    deadline_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"never seen: {what}"
-        pause.wait(0.02)
+    wait_until(lambda: client.count(KEYED) == count, f"{count} rows are left")
 
 
 def _changes(client: StreamhouseClient) -> Counter[str]:
@@ -105,7 +95,7 @@ def test_old_rows_leave_every_place_and_young_ones_none(tmp_path: Path) -> None:
         client.adopt_table(KEYED, force=True)
         assert by_id(client.read(KEYED)) == back
         ages = (lake.folder / "b" / "tables").glob
-        _wait_until(lambda: any(ages("*/row_ages.json")), "ages")
+        wait_until(lambda: any(ages("*/row_ages.json")), "ages")
         clock.write_text(str(65 * HOUR_S))
         client.upsert(KEYED, rows(0, 5))
         assert by_id(client.read(KEYED)) == back | by_id(rows(0, 5))
@@ -136,7 +126,7 @@ def test_rows_are_there_or_deleted_when_the_service_is_killed_on_the_way(tmp_pat
                 text = pa.array(["x" * 1_000] * len(ids))
                 client.upsert("t", pa.table([ids, text], schema=schema))
                 clock.write_text(str(30 * HOUR_S))
-            _wait_until(lambda seen=count, c=client: c.count("t") < seen, "fewer rows")
+            wait_until(lambda seen=count, c=client: c.count("t") < seen, "fewer rows")
             service.kill()
         kills += 1
         with (

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from streamhouse.client import StorageClient
 from tests.support.command_line import streamhouse
 from tests.support.in_process_service import EVENTS, event_rows
 from tests.support.service_process import DiedAtStart, ServiceProcess
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -54,10 +54,8 @@ def _check(tmp_path: Path) -> str:
 
 
 def _wait_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, pids
-        time.sleep(0.05)  # sleep: a process that is not a child of this one cannot be waited for
+    # A process that is not a child of this one cannot be waited for.
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"{pids} end")
 
 
 def _ids(client: StorageClient, table: str) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from streamhouse.tiering.worker._service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.python_process import run_python
 from tests.support.service_process import ServiceProcess
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -53,13 +53,6 @@ def _worker(
             thread.join(WAIT_S)
             lake.close()
             assert not thread.is_alive()
-
-
-def _eventually(reached: Callable[[], bool]) -> None:
-    deadline, pause = time.monotonic() + WAIT_S, threading.Event()
-    while not reached():
-        assert time.monotonic() < deadline
-        pause.wait(0.05)
 
 
 def _untiered(client: StorageClient) -> dict[str, int]:
@@ -97,11 +90,12 @@ def test_workers_share_the_tables_and_take_over_those_of_a_dead_one(tmp_path: Pa
         assert dead.returncode == -signal.SIGKILL, dead.stderr
 
         with _worker(service.endpoint, "one"), _worker(service.endpoint, "two"):
-            _eventually(lambda: not any(_untiered(client).values()))
+            wait_until(lambda: not any(_untiered(client).values()), "all is tiered")
             _append(client, ROWS)
-            _eventually(lambda: not any(_untiered(client).values()))
-            _eventually(
-                lambda: {w["worker_id"] for w in client.status()["idle_workers"]} >= {"one", "two"}
+            wait_until(lambda: not any(_untiered(client).values()), "all is tiered")
+            wait_until(
+                lambda: {w["worker_id"] for w in client.status()["idle_workers"]} >= {"one", "two"},
+                "both workers are idle",
             )
 
         for path in TABLES:
@@ -137,7 +131,7 @@ def test_a_round_goes_on_across_a_restart_of_the_service(tmp_path: Path) -> None
         assert isinstance(refused, TieringIdle)
         assert refused.reason == "leased"
         may_go_on.set()
-        _eventually(lambda: not any(_untiered(client).values()))
+        wait_until(lambda: not any(_untiered(client).values()), "all is tiered")
         # Before its service stops.
         worker.stop()
 

@@ -24,6 +24,7 @@ from tests.support.kafka_world import request_bytes
 from tests.support.pipelined import send_without_reading
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -119,10 +120,10 @@ def _metric(endpoint: str, name: str) -> float:
 
 def _until(endpoint: str, name: str, wanted: str) -> None:
     """Wait until a metric is `zero` or `more`."""
-    deadline = time.monotonic() + 60
-    while (_metric(endpoint, name) > 0) != (wanted == "more"):
-        assert time.monotonic() < deadline, f"{name} is {_metric(endpoint, name)}"
-        time.sleep(0.05)  # sleep: a metric of another process
+    wait_until(
+        lambda: (_metric(endpoint, name) > 0) == (wanted == "more"),
+        lambda: f"{name} is {_metric(endpoint, name)}",
+    )
 
 
 def _memory_mib(service: ServiceProcess) -> float:
@@ -264,8 +265,5 @@ def test_memory_goes_back_after_a_burst(service: ServiceProcess) -> None:
     with _unread(service.endpoint, requests):
         _until(service.endpoint, "streamhouse_answer_bytes", "more")
     _until(service.endpoint, "streamhouse_answer_bytes", "zero")
-    deadline = time.monotonic() + 60
     # Of it the lake's library and Kafka's messages, which this service reads and speaks, have 80.
-    while _memory_mib(service) > 480:
-        assert time.monotonic() < deadline, f"{_memory_mib(service)} MiB are kept"
-        time.sleep(0.2)  # sleep: the memory of another process
+    wait_until(lambda: _memory_mib(service) <= 480, lambda: f"{_memory_mib(service)} MiB are kept")

@@ -8,8 +8,6 @@ import json
 import re
 import signal
 import socket
-import threading
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +16,7 @@ import pytest
 
 from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -95,10 +94,10 @@ def test_waiting_clients_that_go_away_leave_nothing_behind(tmp_path: Path) -> No
 
 
 def _until(service: ServiceProcess, gauge: str, value: float) -> None:
-    deadline_s, pause = time.monotonic() + 60, threading.Event()
-    while (found := _gauge(service.endpoint, gauge)) != value:
-        assert time.monotonic() < deadline_s, f"{gauge} is {found}, not {value}"
-        pause.wait(0.01)
+    wait_until(
+        lambda: _gauge(service.endpoint, gauge) == value,
+        lambda: f"{gauge} is {_gauge(service.endpoint, gauge)}, not {value}",
+    )
 
 
 async def test_stopping_answers_waiting_clients_and_ends_subscriptions_cleanly(
@@ -230,8 +229,8 @@ def test_idle_connections_make_room_and_those_in_use_do_not(tmp_path: Path) -> N
 
 def _until_connected(service: ServiceProcess) -> None:
     """The places of closed connections are free again."""
-    deadline_s, pause = time.monotonic() + 60, threading.Event()
     ask = _request("/health", "connection: close\r\n")
-    while not _exchange(service.endpoint, ask).startswith(b"HTTP/1.1 200"):
-        assert time.monotonic() < deadline_s, "the service does not take new connections"
-        pause.wait(0.01)
+    wait_until(
+        lambda: _exchange(service.endpoint, ask).startswith(b"HTTP/1.1 200"),
+        "the service takes new connections",
+    )

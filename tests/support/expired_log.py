@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from streamhouse.client import ApplicationClient
+from tests.support.waiting import wait_until
 
 __all__ = ["EXPIRING", "expire_log"]
 
@@ -17,10 +16,9 @@ def expire_log(client: ApplicationClient, path: str) -> dict[int, int]:
 
     The table needs EXPIRING, and one with a lake must be tiered first.
     """
-    deadline = time.monotonic() + 60
-    while True:
-        starts = {b: p.log_start_offset for b, p in client.positions(path).items()}
-        if all(starts.values()):
-            return starts
-        assert time.monotonic() < deadline, f"retention took nothing of {path}"
-        time.sleep(0.05)  # sleep: retention runs in the service, on its own clock
+
+    def starts() -> dict[int, int]:
+        return {b: p.log_start_offset for b, p in client.positions(path).items()}
+
+    wait_until(lambda: all(starts().values()), f"retention takes rows of {path}")
+    return starts()
