@@ -18,7 +18,7 @@ def __getattr__(name: str) -> object:
     if name != "DefaultSource":
         raise AttributeError(f"module 'pyspark_streamhouse' has no attribute {name!r}")
     try:
-        from streamhouse.connector.format.data_source import StreamhouseDataSource
+        from streamhouse.connector.format.data_source import StreamhouseDataSource  # noqa: PLC0415 - Spark looks for data sources at every start
     except ImportError as error:
         _log.warning("Spark cannot use the format 'streamhouse': %s", error)
         raise AttributeError(f"the Streamhouse connector cannot be imported: {error}") from error

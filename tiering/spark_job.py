@@ -24,9 +24,9 @@ def run_on_spark(job: JobOptions, *, master: str | None = None) -> int:
     """
     # Spark workers run `python3` from PATH by default; a session reads the setting only once.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is an extra
 
-    from streamhouse.tiering.worker._spark_runner import SparkRunner
+    from streamhouse.tiering.worker._spark_runner import SparkRunner  # noqa: PLC0415 - pyspark is an extra
 
     builder = SparkSession.builder.appName("streamhouse-tiering")
     if master is not None:

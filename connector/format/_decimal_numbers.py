@@ -47,7 +47,7 @@ def shown(loaded: DataFrame) -> DataFrame:
     fields = loaded.schema.fields if has_jvm(loaded.sparkSession) else []
     if not any(_PRECISION in field.metadata for field in fields):
         return loaded.drop(PLANNED_COLUMN)
-    from pyspark.sql.classic.column import Column
+    from pyspark.sql.classic.column import Column  # noqa: PLC0415 - Spark Connect lacks the classic Column
 
     # Each part of this dotted name is a call to the JVM.
     spark_sql: Any = loaded.sparkSession._jvm.org.apache.spark.sql  # type: ignore[union-attr]

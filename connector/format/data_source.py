@@ -88,8 +88,8 @@ class StreamhouseDataSource(DataSource):
     @spark_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         """Plan a batch read of the columns of `schema`, on the current table."""
-        from streamhouse.connector._partition_reader import StreamhouseBatchReader
-        from streamhouse.reading.plan.batch_read import plan_batch_read
+        from streamhouse.connector._partition_reader import StreamhouseBatchReader  # noqa: PLC0415 - a worker of Spark loads what it runs
+        from streamhouse.reading.plan.batch_read import plan_batch_read  # noqa: PLC0415 - a worker of Spark loads what it runs
 
         accept_offered_values()
         options = read_options(self._options(BATCH), use=BATCH)
@@ -106,7 +106,7 @@ class StreamhouseDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return a reader following the table, or a reader raising the reason against it."""
-        from streamhouse.connector.stream._stream_reader import RefusedStreamReader
+        from streamhouse.connector.stream._stream_reader import RefusedStreamReader  # noqa: PLC0415 - a worker of Spark loads what it runs
 
         try:
             return self._stream_reader(schema)
@@ -115,7 +115,7 @@ class StreamhouseDataSource(DataSource):
             return RefusedStreamReader(error)
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
-        from streamhouse.connector.stream._stream_reader import StreamhouseStreamReader
+        from streamhouse.connector.stream._stream_reader import StreamhouseStreamReader  # noqa: PLC0415 - a worker of Spark loads what it runs
 
         options = read_options(self._options(STREAM), use=STREAM)
         name = options.connection.name
@@ -132,7 +132,7 @@ class StreamhouseDataSource(DataSource):
         return StreamhouseStreamReader(options, self._loaded(), output, arrow_schema)
 
     def _append_stream(self, options: ReadOptions, schema: StructType) -> DataSourceStreamReader:
-        from streamhouse.connector.stream._append_stream import AppendStreamReader
+        from streamhouse.connector.stream._append_stream import AppendStreamReader  # noqa: PLC0415 - a worker of Spark loads what it runs
 
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
         output = _output(self._loaded(), options, arrow_schema)
@@ -143,7 +143,7 @@ class StreamhouseDataSource(DataSource):
     @spark_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Check the write as a whole, create the table if needed, and return the writer."""
-        from streamhouse.connector.write._writers import StreamhouseWriter
+        from streamhouse.connector.write._writers import StreamhouseWriter  # noqa: PLC0415 - a worker of Spark loads what it runs
 
         return StreamhouseWriter.planned(
             write_options(self._options(WRITE)), schema, overwrite=overwrite
@@ -152,7 +152,7 @@ class StreamhouseDataSource(DataSource):
     @spark_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Do the work of `writer` for one micro-batch."""
-        from streamhouse.connector.write._writers import StreamhouseStreamWriter
+        from streamhouse.connector.write._writers import StreamhouseStreamWriter  # noqa: PLC0415 - a worker of Spark loads what it runs
 
         return StreamhouseStreamWriter.planned(
             write_options(self._options(WRITE)), schema, overwrite=overwrite
@@ -189,7 +189,7 @@ class StreamhouseDataSource(DataSource):
         return self._client().table_state(str(name.path))
 
     def _fetch_source_state(self) -> TableState:
-        from streamhouse.reading.plan.iceberg_read import source_state
+        from streamhouse.reading.plan.iceberg_read import source_state  # noqa: PLC0415 - a worker of Spark loads what it runs
 
         shape = shape_options(self._options(BATCH, STREAM))
         return source_state(self._client(), shape.connection.name, columns=shape.columns)
@@ -219,15 +219,15 @@ def _of_table(schema: pa.Schema) -> pa.Schema:
 def _row_count_reader(
     client: StorageClient, state: TableState, options: ReadOptions, schema: pa.Schema
 ) -> DataSourceReader:
-    from streamhouse.connector._partition_reader import RowCountReader
-    from streamhouse.reading.plan.row_count import plan_row_count
+    from streamhouse.connector._partition_reader import RowCountReader  # noqa: PLC0415 - a worker of Spark loads what it runs
+    from streamhouse.reading.plan.row_count import plan_row_count  # noqa: PLC0415 - a worker of Spark loads what it runs
 
     plan = plan_row_count(client, state, options)
     return RowCountReader(plan.context, plan.splits, schema, row_count=plan.row_count)
 
 
 def _metadata_schema(part: str, columns: tuple[str, ...] | None) -> pa.Schema:
-    from streamhouse.reading.plan.metadata_tables import metadata_schema
+    from streamhouse.reading.plan.metadata_tables import metadata_schema  # noqa: PLC0415 - a worker of Spark loads what it runs
 
     return metadata_schema(part, columns)
 
@@ -235,9 +235,9 @@ def _metadata_schema(part: str, columns: tuple[str, ...] | None) -> pa.Schema:
 def _metadata_reader(
     client: StorageClient, state: TableState, options: ReadOptions, schema: pa.Schema
 ) -> DataSourceReader:
-    from streamhouse.connector._partition_reader import StreamhouseBatchReader
-    from streamhouse.reading.plan.metadata_tables import metadata_rows
-    from streamhouse.reading.plan.scan_schema import scan_context
+    from streamhouse.connector._partition_reader import StreamhouseBatchReader  # noqa: PLC0415 - a worker of Spark loads what it runs
+    from streamhouse.reading.plan.metadata_tables import metadata_rows  # noqa: PLC0415 - a worker of Spark loads what it runs
+    from streamhouse.reading.plan.scan_schema import scan_context  # noqa: PLC0415 - a worker of Spark loads what it runs
 
     name = options.connection.name
     rows = metadata_rows(client, state, name.part).select(_of_table(schema).names)

@@ -106,7 +106,7 @@ def _let_pipelines_end(spark: SparkSession) -> None:
     The server sends metrics of Python workers with the events of a run. PySpark 4.3 takes the
     metrics for an unknown response, and ends with an error after the run has completed.
     """
-    from pyspark.sql.connect.client.core import PlanObservedMetrics
+    from pyspark.sql.connect.client.core import PlanObservedMetrics  # noqa: PLC0415 - Spark Connect is an extra
 
     class WithoutCounts:
         """The client, without these responses."""
@@ -130,12 +130,12 @@ def _let_pipelines_end(spark: SparkSession) -> None:
 def _writer_classes(spark: SparkSession) -> tuple[type, ...]:
     """Return the classes of `DataFrame.write` and `writeStream`, of this kind of session."""
     if _is_connect(spark):
-        from pyspark.sql.connect import readwriter as connect_writer
-        from pyspark.sql.connect.streaming import readwriter as connect_stream_writer
+        from pyspark.sql.connect import readwriter as connect_writer  # noqa: PLC0415 - Spark Connect is an extra
+        from pyspark.sql.connect.streaming import readwriter as connect_stream_writer  # noqa: PLC0415 - Spark Connect is an extra
 
         return connect_writer.DataFrameWriter, connect_stream_writer.DataStreamWriter
-    from pyspark.sql import DataFrameWriter
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql import DataFrameWriter  # noqa: PLC0415 - a Connect session has other classes
+    from pyspark.sql.streaming.readwriter import DataStreamWriter  # noqa: PLC0415 - a Connect session has other classes
 
     return DataFrameWriter, DataStreamWriter
 

@@ -111,10 +111,9 @@ class CutOfTable(NamedTuple):
         return self._pinned(columns).changes_since(_ends_of(place))
 
     def _pinned(self, columns: list[str]) -> PinnedTable:
-        # Most tasks never need the planner.
-        from streamhouse.reading.options.options import BATCH, read_options
-        from streamhouse.reading.options.quoted_names import quoted_list
-        from streamhouse.reading.plan.pinned_table import PinnedTable
+        from streamhouse.reading.options.options import BATCH, read_options  # noqa: PLC0415 - most tasks never plan
+        from streamhouse.reading.options.quoted_names import quoted_list  # noqa: PLC0415 - most tasks never plan
+        from streamhouse.reading.plan.pinned_table import PinnedTable  # noqa: PLC0415 - most tasks never plan
 
         options = {
             "table": self.plan.table,

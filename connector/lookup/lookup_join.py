@@ -197,7 +197,7 @@ def _function(
     values_of: Callable[[Iterator[pa.RecordBatch], LookupPlan, RowSource], Iterator[pa.Array]],
     returned: DataType,
 ) -> Any:
-    from pyspark.sql.pandas.functions import arrow_udf
+    from pyspark.sql.pandas.functions import arrow_udf  # noqa: PLC0415 - executors need no pandas
 
     # Spark chooses the kind of call by the annotations of the function.
     @spark_iterator_errors

@@ -284,7 +284,7 @@ class CatalogDoor(Door):
     def _opened(self) -> RestCatalogApi:
         with self._lock:
             if self._api is None:
-                from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
+                from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi  # noqa: PLC0415 - pyiceberg loads with the first request
 
                 config = self._service.config
                 self._api = RestCatalogApi(

@@ -42,7 +42,7 @@ def check_known(schema: AvroSchema) -> None:
 
 def read_values(bodies: Sequence[bytes], schema: AvroSchema) -> pa.RecordBatch:
     """Return values of a schema in the library's form, with a column for each field."""
-    import pyruhvro
+    import pyruhvro  # noqa: PLC0415 - pyruhvro is an extra
 
     with _translated_errors():
         rows = pyruhvro.deserialize_array(bodies, schema.plain)
@@ -52,7 +52,7 @@ def read_values(bodies: Sequence[bytes], schema: AvroSchema) -> pa.RecordBatch:
 
 def write_rows(rows: pa.RecordBatch, schema: AvroSchema) -> pa.BinaryArray:
     """Return rows, in the library's form, as values of a schema."""
-    import pyruhvro
+    import pyruhvro  # noqa: PLC0415 - pyruhvro is an extra
 
     with _translated_errors():
         return pa.concat_arrays(pyruhvro.serialize_record_batch(rows, schema.plain, 1))

@@ -56,10 +56,9 @@ class EmbeddedTieringWorker:
             _logger.warning("event=worker_not_stopped waited_s=%d", _STOP_WAIT_S_MAX)
 
     def _run(self) -> None:
-        # pyiceberg takes about a second to import: not on the way to serving.
-        from streamhouse.lake.lake_tables import IcebergLake
-        from streamhouse.tiering.worker._service import TieringService, new_worker_id
-        from streamhouse.tiering.worker.thread_runner import ThreadRunner
+        from streamhouse.lake.lake_tables import IcebergLake  # noqa: PLC0415 - pyiceberg does not delay serving
+        from streamhouse.tiering.worker._service import TieringService, new_worker_id  # noqa: PLC0415 - pyiceberg does not delay serving
+        from streamhouse.tiering.worker.thread_runner import ThreadRunner  # noqa: PLC0415 - pyiceberg does not delay serving
 
         # Imported objects stay for ever: garbage collections that walk these objects would stop
         # every thread of the process for 40 to 50 ms each time.

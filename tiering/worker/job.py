@@ -145,10 +145,9 @@ def run_job(options: JobOptions, runner: TaskRunner) -> int:
     Without `is_once` the job runs until SIGTERM or Ctrl-C, ends a running round early, and
     returns 0.
     """
-    # Not at the top: `streamhouse tier --help` must not wait for pyiceberg.
-    from streamhouse.lake.lake_tables import IcebergLake
-    from streamhouse.tiering.worker._service import TieringService
-    from streamhouse.tiering.worker._terminal_progress import TerminalProgress
+    from streamhouse.lake.lake_tables import IcebergLake  # noqa: PLC0415 - `--help` does not wait for pyiceberg
+    from streamhouse.tiering.worker._service import TieringService  # noqa: PLC0415 - `--help` does not wait for pyiceberg
+    from streamhouse.tiering.worker._terminal_progress import TerminalProgress  # noqa: PLC0415 - `--help` does not wait for pyiceberg
 
     stopping = threading.Event()
     with (

@@ -50,8 +50,7 @@ class StreamhouseClient(ApplicationClient):
             where: only rows for which this SQL predicate is true.
             options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
-        # Applications that only write never import the modules for reading the lake.
-        from streamhouse.reading.plan.pinned_table import read_table
+        from streamhouse.reading.plan.pinned_table import read_table  # noqa: PLC0415 - an application that only writes loads no reader
 
         return read_table(StorageClient.of(self), self._read_options(path, columns, where, options))
 
@@ -80,7 +79,7 @@ class StreamhouseClient(ApplicationClient):
             limit: at most this many rows, in no particular choice.
             options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
-        from streamhouse.reading.plan.pinned_table import scan_table
+        from streamhouse.reading.plan.pinned_table import scan_table  # noqa: PLC0415 - an application that only writes loads no reader
 
         read_options = self._read_options(path, columns, where, options)
         return scan_table(StorageClient.of(self), read_options, limit=limit)
@@ -99,7 +98,7 @@ class StreamhouseClient(ApplicationClient):
             where: only rows for which this SQL predicate is true.
             options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
-        from streamhouse.reading.plan.pinned_table import count_rows
+        from streamhouse.reading.plan.pinned_table import count_rows  # noqa: PLC0415 - an application that only writes loads no reader
 
         read_options = self._read_options(path, None, where, options)
         is_whole = where is None and not options and not read_options.connection.name.part
@@ -135,7 +134,7 @@ class StreamhouseClient(ApplicationClient):
                 `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
         require("sql", "client.query")
-        from streamhouse.reading.duckdb.duckdb_query import MEMORY_LIMIT, query_tables
+        from streamhouse.reading.duckdb.duckdb_query import MEMORY_LIMIT, query_tables  # noqa: PLC0415 - an application that only writes loads no reader
 
         limit = MEMORY_LIMIT if memory_limit is None else memory_limit
         return query_tables(StorageClient.of(self), statement, args, options, memory_limit=limit)
@@ -147,7 +146,7 @@ class StreamhouseClient(ApplicationClient):
         where: str | None,
         options: Mapping[str, object],
     ) -> ReadOptions:
-        from streamhouse.reading.options.options import BATCH, as_options, read_options
+        from streamhouse.reading.options.options import BATCH, as_options, read_options  # noqa: PLC0415 - an application that only writes loads no reader
 
         all_options = as_options(options) | self._format_options(path, columns, where)
         return read_options(all_options, use=BATCH)
@@ -156,7 +155,7 @@ class StreamhouseClient(ApplicationClient):
         self, path: str, columns: Sequence[str] | None, where: str | None
     ) -> dict[str, str]:
         """Return a read's arguments as options of the format."""
-        from streamhouse.reading.options.quoted_names import quoted_list
+        from streamhouse.reading.options.quoted_names import quoted_list  # noqa: PLC0415 - an application that only writes loads no reader
 
         format_options = {"table": path, "endpoint": self.endpoint}
         if columns is not None:
@@ -269,7 +268,7 @@ class StreamhouseClient(ApplicationClient):
         consumer: str | None,
         where: str | None,
     ) -> Source[TableBatch]:
-        from streamhouse.reading.follow.full_subscription import subscribe_full
+        from streamhouse.reading.follow.full_subscription import subscribe_full  # noqa: PLC0415 - an application that only writes loads no reader
 
         format_options = self._format_options(path, columns, where)
         if consumer is not None:

@@ -228,8 +228,7 @@ def _text(value: object, *, where: str) -> str:
 
 
 def _refuse_secret(text: str, *, where: str) -> None:
-    # Not at the top: commands without pairs need not wait for the import.
-    from streamhouse.core.secret_sources import has_secret
+    from streamhouse.core.secret_sources import has_secret  # noqa: PLC0415 - most commands have no pairs
 
     key, _, value = text.partition("=")
     if has_secret(key, value) and not value.startswith(SECRET_REFERENCES):

@@ -91,9 +91,8 @@ async def _search(
     opened = contextlib.ExitStack()
 
     def find() -> AdoptableLake:
-        # Imported here: a service without adoptions does not load the lake library.
-        from streamhouse.lake.catalogs.open_catalog import OpenCatalog
-        from streamhouse.lake.guards.adoptable_lake import find_adoptable
+        from streamhouse.lake.catalogs.open_catalog import OpenCatalog  # noqa: PLC0415 - most services adopt no lake
+        from streamhouse.lake.guards.adoptable_lake import find_adoptable  # noqa: PLC0415 - most services adopt no lake
 
         catalog = OpenCatalog(
             config.lake_catalog(),

@@ -122,9 +122,8 @@ def follow(
 ) -> None:
     """Follow the tables of the database at URL until stopped."""
     address = _address(url, password_file)
-    # Not at the top: `--help` must not wait for pyarrow.
-    from streamhouse.cdc_source.follower import Follower
-    from streamhouse.cdc_source.stream_options import StreamOptions
+    from streamhouse.cdc_source.follower import Follower  # noqa: PLC0415 - `--help` does not wait for pyarrow
+    from streamhouse.cdc_source.stream_options import StreamOptions  # noqa: PLC0415 - `--help` does not wait for pyarrow
 
     configure_logging(log_level, log_format)
     target_database = database or address.database
@@ -163,7 +162,7 @@ def drop(
 ) -> None:
     """Drop slot and publication in the database at URL; the Streamhouse tables stay as they are."""
     address = _address(url, password_file)
-    from streamhouse.cdc_source.follower import drop_stream
+    from streamhouse.cdc_source.follower import drop_stream  # noqa: PLC0415 - `--help` does not wait for pyarrow
 
     target_database = database or address.database
     token = read_token(token_file)
@@ -184,7 +183,7 @@ def _reporter(log_format: str) -> Callable[[str], None]:
 
 
 def _address(url: str, password_file: Path | None) -> SourceAddress:
-    from streamhouse.cdc_source.source_address import SourceAddress, hide_password
+    from streamhouse.cdc_source.source_address import SourceAddress, hide_password  # noqa: PLC0415 - `--help` does not wait for pyarrow
 
     password = hide_password(sys.orig_argv)
     if password_file is not None:

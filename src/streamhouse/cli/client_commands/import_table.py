@@ -109,10 +109,9 @@ def command(
     --as the rows are copied, each once, also after an interruption and a restart. The Iceberg table
     is only read.
     """
-    # Not at the top: `--help` must not wait for pyarrow.
-    from streamhouse.reading.imports.table_import import TableImport
-    from streamhouse.reading.options.name_lists import parse_expressions, parse_names
-    from streamhouse.reading.options.options import SKIP_OPTIONS
+    from streamhouse.reading.imports.table_import import TableImport  # noqa: PLC0415 - `--help` does not wait for pyarrow
+    from streamhouse.reading.options.name_lists import parse_expressions, parse_names  # noqa: PLC0415 - `--help` does not wait for pyarrow
+    from streamhouse.reading.options.options import SKIP_OPTIONS  # noqa: PLC0415 - `--help` does not wait for pyarrow
 
     token = read_token(token_file)
     pause_s = parse_pause_s(interval, name="--interval")

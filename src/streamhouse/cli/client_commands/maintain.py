@@ -49,10 +49,9 @@ def command(
     While a tiering worker holds a table, the command goes on with the other tables and retries
     once at the end. The exit code is 1 if a table could not be maintained.
     """
-    # Not at the top: `--help` must not wait for pyiceberg.
-    from streamhouse.tiering.maintain.maintenance_report import plan_text, report_text
-    from streamhouse.tiering.worker.maintain_job import maintain_table, plan_table, why_nothing
-    from streamhouse.tiering.worker.thread_runner import ThreadRunner
+    from streamhouse.tiering.maintain.maintenance_report import plan_text, report_text  # noqa: PLC0415 - `--help` does not wait for pyiceberg
+    from streamhouse.tiering.worker.maintain_job import maintain_table, plan_table, why_nothing  # noqa: PLC0415 - `--help` does not wait for pyiceberg
+    from streamhouse.tiering.worker.thread_runner import ThreadRunner  # noqa: PLC0415 - `--help` does not wait for pyiceberg
 
     token = read_token(token_file)
     with open_client(endpoint, token=token) as client:

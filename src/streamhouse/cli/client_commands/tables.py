@@ -372,7 +372,7 @@ def _lake_size(
         return 0, 0
     # The lake library takes a second to import.
     require("lake", "'streamhouse tables --sizes'")
-    from streamhouse.reading.files.planner import open_lake_table
+    from streamhouse.reading.files.planner import open_lake_table  # noqa: PLC0415 - `--help` does not wait for pyiceberg
 
     opened = open_lake_table(client.lake_catalog(), name, table_uuid=lake.table_uuid)
     for snapshot in opened.snapshots():

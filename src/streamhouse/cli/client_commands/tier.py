@@ -54,7 +54,7 @@ def command(
         logging.getLogger("streamhouse.tiering").setLevel(logging.DEBUG)
     job = JobOptions.from_command_line(**options)
     if master is None:
-        from streamhouse.tiering.worker.thread_runner import ThreadRunner
+        from streamhouse.tiering.worker.thread_runner import ThreadRunner  # noqa: PLC0415 - `--help` does not wait for pyiceberg
 
         sys.exit(run_job(job, ThreadRunner(threads)))
     sys.exit(_run_on_spark(job, master))
@@ -62,6 +62,6 @@ def command(
 
 def _run_on_spark(job: JobOptions, master: str) -> int:
     require("spark", "'streamhouse tier --master'")
-    from streamhouse.tiering.spark_job import run_on_spark
+    from streamhouse.tiering.spark_job import run_on_spark  # noqa: PLC0415 - `--help` does not wait for pyiceberg
 
     return run_on_spark(job, master=master)

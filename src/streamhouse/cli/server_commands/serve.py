@@ -218,9 +218,8 @@ def _config(
 
 def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tiering: bool) -> None:
     """Run the only process of a service, or the process of a shard."""
-    # Not at the top: a wrong option fails before the whole service is imported.
-    from streamhouse.storage_service.door_table import doors_of
-    from streamhouse.storage_service.server.listener import run_service
+    from streamhouse.storage_service.door_table import doors_of  # noqa: PLC0415 - a wrong option fails before the service loads
+    from streamhouse.storage_service.server.listener import run_service  # noqa: PLC0415 - a wrong option fails before the service loads
 
     stop_with_supervisor()
 
@@ -266,8 +265,7 @@ def _serve_shards(config: ServiceConfig, count: int) -> None:
             "--shards without a catalog takes --catalog-property from the command line only: name"
             " the catalog, or give the properties there"
         )
-    # Not at the top, as in `_serve_one`.
-    from streamhouse.storage_service.ownership.journal.store.store_opening import refuse_within
+    from streamhouse.storage_service.ownership.journal.store.store_opening import refuse_within  # noqa: PLC0415 - a wrong option fails before the service loads
 
     refuse_within(config.journal_url, config.data_dir)
     arguments = _without_flags(click.get_current_context().meta[_ARGUMENTS], _PER_SHARD)
@@ -312,8 +310,8 @@ def _without_flags(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
 
 
 def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:
-    from streamhouse.client.http.own_certificate import OWN_CERTIFICATE
-    from streamhouse.tiering.worker.embedded import EmbeddedTieringWorker
+    from streamhouse.client.http.own_certificate import OWN_CERTIFICATE  # noqa: PLC0415 - a wrong option fails before the service loads
+    from streamhouse.tiering.worker.embedded import EmbeddedTieringWorker  # noqa: PLC0415 - a wrong option fails before the service loads
 
     if config.tls_certificate_file is not None:
         # The certificate need not name the address that this process uses for itself.

@@ -152,7 +152,7 @@ def _exported(data: Any) -> NormalizedRows | None:
     if hasattr(data, "__arrow_c_array__"):
         return pa.record_batch(data)
     if hasattr(data, "__dataframe__"):
-        from pyarrow.interchange import from_dataframe
+        from pyarrow.interchange import from_dataframe  # noqa: PLC0415 - few callers have such frames
 
         return from_dataframe(data)
     return None

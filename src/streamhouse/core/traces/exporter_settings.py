@@ -44,7 +44,7 @@ def opened_spans(service_name: str) -> Iterator[Spans | None]:
         _logger.warning("event=no_traces why=%r", str(error))
         yield None
         return
-    from streamhouse.core.traces.spans import exporting_spans
+    from streamhouse.core.traces.spans import exporting_spans  # noqa: PLC0415 - OpenTelemetry is an extra
 
     try:
         spans = exporting_spans(service_name)

@@ -123,8 +123,7 @@ class LakeFilesystem:
         Undecodable content inside the block is `CorruptDataError`, as is a file with another size
         than `file_bytes` of the table's metadata, or a file with the name of another file inside.
         """
-        # A process without Parquet files need not import the module.
-        import pyarrow.parquet as pq
+        import pyarrow.parquet as pq  # noqa: PLC0415 - loaded with the first file
 
         with self._open_pieces(uri) as source, self._damage(uri):
             if file_bytes is not None and source.size() != file_bytes:
@@ -187,7 +186,7 @@ class LakeFilesystem:
             if (path := _local_path(uri)) is not None:
                 names = [p.name for p in path.iterdir() if p.is_file()] if path.is_dir() else []
             else:
-                from pyarrow import fs
+                from pyarrow import fs  # noqa: PLC0415 - loaded with the first file
 
                 selector = fs.FileSelector(_key(uri), allow_not_found=True)
                 infos = self._remote().get_file_info(selector)
@@ -207,7 +206,7 @@ class LakeFilesystem:
                             modified_ms = stat.st_mtime_ns // 1_000_000
                             yield ListedFile(f"{prefix}/{name}", stat.st_size, modified_ms)
                 return
-            from pyarrow import fs
+            from pyarrow import fs  # noqa: PLC0415 - loaded with the first file
 
             base = _key(uri).rstrip("/")
             selector = fs.FileSelector(base, recursive=True, allow_not_found=True)
@@ -254,7 +253,7 @@ class LakeFilesystem:
 
     def _remote(self) -> Any:
         if self._s3 is None:
-            from pyarrow import fs
+            from pyarrow import fs  # noqa: PLC0415 - loaded with the first file
 
             self._s3 = fs.S3FileSystem(**s3_arguments(self._properties))
         return self._s3

@@ -95,7 +95,7 @@ def _identity(source: pa.Array, _: int | None) -> pa.Array:
 
 def _bucket(source: pa.Array, parameter: int | None) -> pa.Array:
     # The transforms have no stubs and their package no pyiceberg: it costs 3 ms to import.
-    from pyiceberg_core import transform
+    from pyiceberg_core import transform  # noqa: PLC0415 - pyiceberg_core is for transforms alone
 
     return transform.bucket(source, parameter)
 
@@ -105,7 +105,7 @@ def _truncate(source: pa.Array, width: int | None) -> pa.Array:
 
     Iceberg's own libraries wrap a lower result around to the highest values, or fail.
     """
-    from pyiceberg_core import transform
+    from pyiceberg_core import transform  # noqa: PLC0415 - pyiceberg_core is for transforms alone
 
     assert width is not None
     least = type_of(source.type).least

@@ -46,7 +46,7 @@ class LakeCut:
     def files(self, table: TableInfo, rows: RowRequest) -> LakeFiles:
         """Return the files with possible rows of the request."""
         require("lake", "reading rows that were tiered")
-        from streamhouse.reading.files._file_pruning import LakeQuery
+        from streamhouse.reading.files._file_pruning import LakeQuery  # noqa: PLC0415 - pyiceberg is an extra
 
         query = LakeQuery(
             ranges=self.ranges,
@@ -72,7 +72,7 @@ def open_lake(catalog: LakeCatalog, table: TableInfo, lake: LakeState) -> LakeTa
     """
     # The lake library takes half a second to import: only reads of the lake pay.
     require("lake", "reading rows that were tiered")
-    from streamhouse.reading.files.planner import open_lake_table
+    from streamhouse.reading.files.planner import open_lake_table  # noqa: PLC0415 - pyiceberg is an extra
 
     if lake.snapshot_id is None:
         raise SnapshotNotFoundError(

@@ -41,7 +41,7 @@ def open_source(client: StorageClient, name: TableName) -> SourceTable:
     """Open the Iceberg table as it is now."""
     # The lake library takes half a second to import.
     require("lake", f"reading '{name}'")
-    from streamhouse.reading.files.appends import open_source_table
+    from streamhouse.reading.files.appends import open_source_table  # noqa: PLC0415 - pyiceberg is an extra
 
     return open_source_table(client.lake_catalog(), str(name.path))
 

@@ -148,7 +148,7 @@ def row_request(table: TableInfo, options: ReadOptions, output: Sequence[ScanCol
     if options.where is not None:
         # Only the driver parses: executors must not need, nor wait for, the SQL parser.
         require("lake", "'where'")
-        from streamhouse.reading.where.parser import parse_predicate
+        from streamhouse.reading.where.parser import parse_predicate  # noqa: PLC0415 - sqlglot is an extra
 
         zone = spark_zone(options.time_zone, name="the time zone")
         predicate = parse_predicate(options.where, table.schema, table=str(table.path), zone=zone)
