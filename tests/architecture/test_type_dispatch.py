@@ -8,8 +8,18 @@ from typing import Final
 
 from tests.architecture.source_files import SourceFile, library_files
 
-MODULES_MAX: Final = 8
-"""Modules outside of `core/types` that dispatch over `_FAMILIES_MIN` families of types."""
+MODULES_MAX: Final = 7
+"""Modules outside of `core/types` that dispatch over `_FAMILIES_MIN` families of types:
+
+- `core/model/schema`: layouts of other programs become canonical types, and `type_of` knows only
+  canonical types
+- `core/model/casts/lossless`, `core/rows/row_splitter`, `connector/write/_assignment`: a cast
+  depends on two types
+- `reading/where/_literal`, `reading/where/predicate`: a comparison depends on two types, or on a
+  type and the kind of a literal
+- `kafka/values/_debezium`: an encoding of Kafka Connect depends on the type and on the event's
+  schema
+"""
 _FAMILIES_MIN: Final = 5
 _FAMILIES: Final = {
     "boolean": "boolean bool_ BooleanType",

@@ -20,6 +20,7 @@ from streamhouse.core.errors import (
     UnsupportedError,
 )
 from streamhouse.core.model.casts.lossless import may_fit
+from streamhouse.core.model.casts.nested import fields_of, with_fields
 from streamhouse.core.model.nested_fields import fields_lacking, is_wider, wider_parts
 from streamhouse.core.model.records.record_format import (
     KeyFormat,
@@ -234,11 +235,7 @@ def _value_loss(new_type: AvroType, old_type: AvroType) -> str:
 
 def _parts_of(t: pa.DataType) -> dict[str, AvroType]:
     """Return the types inside a column's type, by the names of a schema's parts."""
-    if pa.types.is_struct(t):
-        return {child.name: AvroType(plain=None, arrow=child.type) for child in t}
-    if pa.types.is_list(t):
-        return {"element": AvroType(plain=None, arrow=t.value_type)}
-    return {"value": AvroType(plain=None, arrow=t.item_type)} if pa.types.is_map(t) else {}
+    return {child.name: AvroType(plain=None, arrow=child.type) for child in fields_of(t)}
 
 
 def _key_loss(new_type: AvroType, old_type: AvroType) -> str:
@@ -313,13 +310,11 @@ def _widened(field_type: pa.DataType, column_type: pa.DataType) -> pa.DataType:
         names = {child.name for child in column_type}
         added = [child.with_nullable(True) for child in field_type if child.name not in names]
         return pa.struct([*children, *added])
-    if pa.types.is_list(field_type) and pa.types.is_list(column_type):
-        inner = _widened(field_type.value_type, column_type.value_type)
-        return pa.list_(column_type.value_field.with_type(inner))
-    if pa.types.is_map(field_type) and pa.types.is_map(column_type):
-        inner = _widened(field_type.item_type, column_type.item_type)
-        return pa.map_(column_type.key_field, column_type.item_field.with_type(inner))
-    return column_type
+    fields = fields_of(column_type)
+    if not fields or field_type.id != column_type.id:
+        return column_type
+    inner = zip(fields_of(field_type), fields, strict=True)
+    return with_fields(column_type, [f.with_type(_widened(n.type, f.type)) for n, f in inner])
 
 
 def reading_schema(

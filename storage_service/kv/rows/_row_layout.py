@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.core.model.casts.nested import fields_of
 from streamhouse.core.model.hashing.byte_runs import (
     binary_array,
     binary_parts,
@@ -139,13 +140,8 @@ class RowLayout:
 
 def _children(t: pa.DataType) -> RowLayout | None:
     """Return the layout of what is inside a nested type, or None for strings and binaries."""
-    if pa.types.is_struct(t):
-        return RowLayout([field.type for field in t])
-    if pa.types.is_map(t):
-        return RowLayout([t.key_type, t.item_type])
-    if pa.types.is_list(t):
-        return RowLayout([t.value_type])
-    return None
+    fields = fields_of(t)
+    return RowLayout([field.type for field in fields]) if fields else None
 
 
 def _fixed_values(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -14,6 +14,7 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.core.errors import InvalidSchemaError, listing, suggestion
+from streamhouse.core.model.casts.nested import fields_of, with_fields
 from streamhouse.core.model.schema import check_name_text, type_name
 
 __all__ = [
@@ -225,16 +226,11 @@ def named_like(source: pa.DataType, target: pa.DataType) -> pa.DataType:
                 field = field.with_name(same.name).with_type(named_like(field.type, same.type))
             fields.append(field)
         return pa.struct(fields)
-    if pa.types.is_map(source) and pa.types.is_map(target):
-        key, item = source.key_field, source.item_field
-        return pa.map_(
-            key.with_type(named_like(key.type, target.key_type)),
-            item.with_type(named_like(item.type, target.item_type)),
-        )
-    if pa.types.is_list(source) and pa.types.is_list(target):
-        inner = named_like(source.value_type, target.value_type)
-        return pa.list_(source.value_field.with_type(inner))
-    return source
+    fields = fields_of(source)
+    if not fields or source.id != target.id:
+        return source
+    pairs = zip(fields, fields_of(target), strict=True)
+    return with_fields(source, [f.with_type(named_like(f.type, t.type)) for f, t in pairs])
 
 
 def _is_list(t: pa.DataType) -> bool:

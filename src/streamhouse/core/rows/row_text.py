@@ -88,16 +88,16 @@ def _value(value: Any, logical: LogicalType) -> Any:
     if value is None:
         return None
     t = logical.arrow
-    if logical.parts:
+    if pa.types.is_nested(t):
         return logical.with_parts(value, lambda part, _, part_type: _value(part, part_type))
-    if pa.types.is_string(t):
+    if str in logical.json_types:
         if not isinstance(value, str):
             raise TypeError
         return value
     if isinstance(value, str):
-        text = value.strip().lower() if pa.types.is_boolean(t) else value
+        text = value.strip().lower() if bool in logical.json_types else value
         return logical.value_of_text(text)
-    if isinstance(value, bool) != pa.types.is_boolean(t):
+    if isinstance(value, bool) != (bool in logical.json_types):
         raise TypeError
     if pa.types.is_decimal(t) and isinstance(value, int | Decimal):
         return as_decimal(value, t)

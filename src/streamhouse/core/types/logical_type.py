@@ -5,8 +5,8 @@ None and `no_form` say that the type has no such form. A class that lacks an ent
 `tests/unit/core/types`. `registry` gives the logical type of an Arrow type (decision 28).
 
 Outside this room a new type needs a name in `core/model/schema.py`, and its counterparts in other
-systems: `lake/tables/_column_types.py`, `cdc_source/_source_types.py`, and
-literals of predicates in `reading/where/_literal.py`.
+systems: `lake/tables/_column_types.py`, `cdc_source/_source_types.py`, the literals of predicates
+in `reading/where/_literal.py`, and the two tables that `tests/unit/core/types` compares.
 """
 
 from __future__ import annotations
@@ -117,8 +117,6 @@ class LogicalType(Protocol):
 
     # -- facts of a type -----------------------------------------------------------------------
 
-    parts: Sequence[tuple[str, LogicalType]] = ()
-    """The types inside a nested type, with the names that Iceberg gives them."""
     aggregates: frozenset[str]
     """The aggregates of the merge engine that the type needs to allow: `model.merge_engine`."""
     day: int | None

@@ -54,7 +54,6 @@ class Array(_Nested):
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self._element: Final = type_of(arrow.value_type)
-        self.parts = (("element", self._element),)
         self.of_json = None if self._element.of_json is None else self._list_of_json
         # Inside lists and structs Arrow reads dates as numbers and bytes as letters.
         self.arrow_json_type = arrow if self._element.arrow_json_type == arrow.value_type else None
@@ -78,7 +77,6 @@ class Struct(_Nested):
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self._fields: Final = {field.name: type_of(field.type) for field in arrow}
-        self.parts = tuple(self._fields.items())
         is_plain = all(t.arrow_json_type == t.arrow for t in self._fields.values())
         self.arrow_json_type = arrow if is_plain else None
 
@@ -109,7 +107,6 @@ class Map(_Nested):
     def __init__(self, arrow: pa.DataType) -> None:
         super().__init__(arrow)
         self._key, self._item = type_of(arrow.key_type), type_of(arrow.item_type)
-        self.parts = (("key", self._key), ("value", self._item))
 
     def with_parts(self, value: Any, convert: ConvertPart) -> list[tuple[Any, Any]]:
         pairs = list(value.items()) if isinstance(value, Mapping) else value

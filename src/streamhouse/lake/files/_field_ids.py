@@ -16,6 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.core.errors import InvalidSchemaError
+from streamhouse.core.model.casts.nested import fields_of, with_fields
 from streamhouse.core.model.lake.facts import (
     CHANGE_TYPE_FIELD_ID,
     LAKE_CHANGE_TYPE_FIELD,
@@ -33,7 +34,6 @@ __all__ = [
     "TIMESTAMP_FIELD_ID",
     "FieldPath",
     "assign_nested_ids",
-    "children_of",
     "lake_arrow_schema",
     "lake_type",
 ]
@@ -45,17 +45,6 @@ FIELD_ID_KEY: Final = b"PARQUET:field_id"
 BUCKET_FIELD_ID, OFFSET_FIELD_ID, TIMESTAMP_FIELD_ID = (
     SYSTEM_FIELD_ID_FIRST + position for position in range(len(LAKE_SYSTEM_FIELDS))
 )
-
-
-def children_of(data_type: pa.DataType) -> list[pa.Field]:
-    """Return the fields directly inside a nested type; none for a simple one."""
-    if pa.types.is_map(data_type):
-        return [data_type.key_field, data_type.item_field]
-    if pa.types.is_list(data_type):
-        return [data_type.value_field]
-    if pa.types.is_struct(data_type):
-        return list(data_type)
-    return []
 
 
 def assign_nested_ids(
@@ -89,7 +78,7 @@ def assign_nested_ids(
 
 
 def _paths_inside(data_type: pa.DataType, path: FieldPath) -> Iterator[FieldPath]:
-    for child in children_of(data_type):
+    for child in fields_of(data_type):
         yield (*path, child.name)
         yield from _paths_inside(child.type, (*path, child.name))
 
@@ -123,16 +112,8 @@ def lake_type(data_type: pa.DataType) -> pa.DataType:
     """Return the type that values of `data_type` have in the lake."""
     if pa.types.is_int8(data_type) or pa.types.is_int16(data_type):
         return pa.int32()
-    children = [f.with_type(lake_type(f.type)) for f in children_of(data_type)]
-    return _rebuilt(data_type, children) if children else data_type
-
-
-def _rebuilt(data_type: pa.DataType, children: list[pa.Field]) -> pa.DataType:
-    if pa.types.is_map(data_type):
-        return pa.map_(*children)
-    if pa.types.is_list(data_type):
-        return pa.list_(children[0])
-    return pa.struct(children)
+    children = [f.with_type(lake_type(f.type)) for f in fields_of(data_type)]
+    return with_fields(data_type, children) if children else data_type
 
 
 def _numbered(
@@ -140,9 +121,9 @@ def _numbered(
 ) -> pa.Field:
     children = [
         _numbered(child, nested_ids[(*path, child.name)], (*path, child.name), nested_ids)
-        for child in children_of(field.type)
+        for child in fields_of(field.type)
     ]
-    data_type = _rebuilt(field.type, children) if children else lake_type(field.type)
+    data_type = with_fields(field.type, children) if children else lake_type(field.type)
     return _with_id(field.with_type(data_type), field_id)
 
 

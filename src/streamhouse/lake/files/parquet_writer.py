@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.casts.nested import fields_of
 from streamhouse.core.model.lake.partition_fields import (
     LakePartitionField,
 )
 from streamhouse.core.model.partitioning import Clustering
 from streamhouse.core.model.schema import OFFSET_COLUMN
-from streamhouse.lake.files._field_ids import children_of
 from streamhouse.lake.files.lake_filesystem import (
     LakeFilesystem,
     file_name_metadata,
@@ -108,7 +108,7 @@ def open_parquet(
 
 
 def _leaf_paths(parent: pa.Field, path: str) -> list[str]:
-    children = children_of(parent.type)
+    children = fields_of(parent.type)
     if not children:
         return [path]
     infix = ""

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from streamhouse.core.errors import CorruptDataError, UnsupportedError
-from streamhouse.lake.files._field_ids import FIELD_ID_KEY, children_of
+from streamhouse.core.model.casts.nested import fields_of
+from streamhouse.lake.files._field_ids import FIELD_ID_KEY
 from streamhouse.lake.files.name_mapping import (
     MappedField,
     NameMapping,
@@ -146,7 +147,7 @@ def conformed(
     """
     if array.type.equals(wanted.type, check_metadata=True) and not is_renaming(names):
         return array
-    old, new = children_of(array.type), children_of(wanted.type)
+    old, new = fields_of(array.type), fields_of(wanted.type)
     if not old or not new or array.type.id != wanted.type.id:
         if old and is_renaming(names):
             raise UnsupportedError(

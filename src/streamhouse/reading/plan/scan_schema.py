@@ -13,6 +13,7 @@ from streamhouse.core.errors import (
     UnknownColumnError,
     suggestion,
 )
+from streamhouse.core.model.casts.nested import are_alike
 from streamhouse.core.model.changelog import APPEND, CHANGE_TYPE_NAMES, INSERT
 from streamhouse.core.model.lake.facts import LAKE_SYSTEM_FIELDS, SYSTEM_FIELD_ID_FIRST
 from streamhouse.core.model.schema import (
@@ -179,17 +180,7 @@ def _resolve(name: str, columns: Sequence[ScanColumn], *, table: str) -> ScanCol
 
 def _same_type(ours: pa.DataType, theirs: pa.DataType) -> bool:
     """Whether Spark would see one type; names and nullability inside nested types do not count."""
-    if pa.types.is_list(ours) and pa.types.is_list(theirs):
-        return _same_type(ours.value_type, theirs.value_type)
-    if pa.types.is_map(ours) and pa.types.is_map(theirs):
-        return _same_type(ours.key_type, theirs.key_type) and _same_type(
-            ours.item_type, theirs.item_type
-        )
-    if pa.types.is_struct(ours) and pa.types.is_struct(theirs):
-        return [f.name for f in ours] == [f.name for f in theirs] and all(
-            _same_type(a.type, b.type) for a, b in zip(ours, theirs, strict=True)
-        )
-    return bool(ours == theirs)
+    return bool(ours == theirs or are_alike(ours, theirs, _same_type))
 
 
 def cheapest_column(schema: Schema) -> str:

@@ -29,6 +29,7 @@ from streamhouse.core.errors import InvalidPredicateError
 from streamhouse.core.model.values.calendar import DAY_US, days_of
 from streamhouse.core.model.values.decimals import decimal_of
 from streamhouse.core.model.values.zone import UTC, Zone
+from streamhouse.core.types.registry import type_of
 from streamhouse.lake.files.bounds import PlainValue
 from streamhouse.reading.where._text import parse_date, parse_double, parse_timestamp, refuse
 from streamhouse.reading.where.predicate import (
@@ -112,10 +113,10 @@ def compare(subject: Subject, op: Operator, literal: Literal, *, zone: Zone = UT
         data_type = pa.date32() if isinstance(subject, DateOf) else pa.int32()
     if pa.types.is_floating(data_type):
         return _compare_float(column, op, _as_double(data_type, literal))
-    if not pa.types.is_nested(data_type) and not _is_discrete(data_type):
-        return Compare(column, op, _as_unordered(data_type, literal))
     if pa.types.is_nested(data_type):
         raise refuse(f"column '{column}' of type {data_type} cannot be compared")
+    if type_of(data_type).least is None:
+        return Compare(column, op, _as_unordered(data_type, literal))
     if pa.types.is_timestamp(data_type) and data_type.tz is None and literal.kind == "timestamp":
         # Spark casts the column to a timestamp, so its wall clock times are read in the zone.
         moment = literal.value
@@ -125,8 +126,8 @@ def compare(subject: Subject, op: Operator, literal: Literal, *, zone: Zone = UT
     if isinstance(subject, DateOf):
         first_equal, first_above = first_equal * DAY_US, first_above * DAY_US
     elif isinstance(subject, YearOf):
-        unit = 1 if pa.types.is_date32(column.type) else DAY_US
-        first_equal, first_above = (days_of(y, 1, 1) * unit for y in (first_equal, first_above))
+        day = type_of(column.type).day or DAY_US
+        first_equal, first_above = (days_of(y, 1, 1) * day for y in (first_equal, first_above))
     if not isinstance(subject, PredicateColumn) and _has_zone(column.type):
         return _node_of_ranges(column, op, *map(zone.moments_reaching, (first_equal, first_above)))
     return _node_of_cut(column, op, first_equal, first_above)
@@ -178,15 +179,6 @@ def to_float32(value: float) -> float:
     """Return the nearest float32, infinite when too large."""
     with np.errstate(over="ignore"):
         return float(np.float32(value))
-
-
-def _is_discrete(t: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_signed_integer(t)
-        or pa.types.is_decimal(t)
-        or pa.types.is_date32(t)
-        or pa.types.is_timestamp(t)
-    )
 
 
 def _has_zone(t: pa.DataType) -> bool:

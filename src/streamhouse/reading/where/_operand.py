@@ -23,6 +23,7 @@ from streamhouse.core.model.schema import (
 )
 from streamhouse.core.model.values.calendar import DAY_US
 from streamhouse.core.model.values.zone import Zone
+from streamhouse.core.types.registry import type_of
 from streamhouse.reading.where._literal import (
     DECIMAL_DIGITS_MAX,
     DateOf,
@@ -116,19 +117,16 @@ class Operands:
 
     def _date(self, node: exp.Expr, operand: Operand) -> Operand:
         if isinstance(operand, PredicateColumn):
-            if pa.types.is_date32(operand.type):
-                return operand
-            if pa.types.is_timestamp(operand.type):
-                return DateOf(operand)
+            day = type_of(operand.type).day
+            if day is not None:
+                return operand if day == 1 else DateOf(operand)
         if isinstance(operand, Literal) and isinstance(operand.value, str):
             return Literal("date", parse_date(operand.value), piece(node))
         raise refuse(f"{piece(node)} is not supported")
 
     def _year(self, node: exp.Expr, operand: Operand) -> Operand:
         column = operand.column if isinstance(operand, DateOf) else operand
-        if isinstance(column, PredicateColumn) and (
-            pa.types.is_date32(column.type) or pa.types.is_timestamp(column.type)
-        ):
+        if isinstance(column, PredicateColumn) and type_of(column.type).day is not None:
             return YearOf(column)
         raise refuse(f"{piece(node)} is not supported")
 

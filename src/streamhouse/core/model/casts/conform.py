@@ -14,6 +14,7 @@ from streamhouse.core.errors import (
     SchemaMismatchError,
     listing,
 )
+from streamhouse.core.model.casts.nested import are_alike
 from streamhouse.core.model.schema import Column, Schema, canonical_type
 
 __all__ = ["check_nulls", "check_schema", "conform", "null_refused"]
@@ -128,19 +129,5 @@ def _widens(source: pa.DataType, target: pa.DataType) -> bool:
             source.scale <= target.scale
             and source.precision - source.scale <= target.precision - target.scale
         )
-    if pa.types.is_list(source) and pa.types.is_list(target):
-        return _same_or_widens(source.value_field, target.value_field)
-    if pa.types.is_map(source) and pa.types.is_map(target):
-        return _same_or_widens(source.key_field, target.key_field) and _same_or_widens(
-            source.item_field, target.item_field
-        )
-    if pa.types.is_struct(source) and pa.types.is_struct(target):
-        return [f.name for f in source] == [f.name for f in target] and all(
-            _same_or_widens(g, w) for g, w in zip(source, target, strict=True)
-        )
-    return False
-
-
-def _same_or_widens(source: pa.Field, target: pa.Field) -> bool:
     # Nullability inside nested values is checked on the values themselves.
-    return bool(source.type == target.type) or _widens(source.type, target.type)
+    return bool(are_alike(source, target, lambda s, t: s == t or _widens(s, t)))

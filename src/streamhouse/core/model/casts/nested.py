@@ -7,13 +7,55 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["Convert", "Places", "converted", "entries_of", "first_bad", "offsets_of"]
+__all__ = [
+    "Convert",
+    "Places",
+    "are_alike",
+    "converted",
+    "entries_of",
+    "fields_of",
+    "first_bad",
+    "offsets_of",
+    "with_fields",
+]
 
 Convert = Callable[[pa.Array, pa.DataType], pa.Array]
 """Converts simple values to another type; raises `ArrowInvalid`."""
 
 Places = Callable[[pa.StructType, pa.StructType], Sequence[int] | None]
 """Returns the position in the first struct of each field of the second; -1 becomes null."""
+
+
+def fields_of(t: pa.DataType) -> list[pa.Field]:
+    """Return the fields directly inside a nested type; none for a simple one."""
+    if pa.types.is_map(t):
+        return [t.key_field, t.item_field]
+    if pa.types.is_list(t):
+        return [t.value_field]
+    return list(t) if pa.types.is_struct(t) else []
+
+
+def with_fields(t: pa.DataType, fields: Sequence[pa.Field]) -> pa.DataType:
+    """Return a nested type with other fields directly inside."""
+    if pa.types.is_map(t):
+        return pa.map_(*fields)
+    return pa.list_(fields[0]) if pa.types.is_list(t) else pa.struct(fields)
+
+
+def are_alike(
+    first: pa.DataType, second: pa.DataType, test: Callable[[pa.DataType, pa.DataType], bool]
+) -> bool | None:
+    """Whether the fields of two nested types have the same names, and types that pass a test.
+
+    None for simple types, and for types of different kinds.
+    """
+    fields, others = fields_of(first), fields_of(second)
+    if not fields or first.id != second.id:
+        return None
+    has_names = pa.types.is_struct(first)
+    return not (has_names and [f.name for f in fields] != [f.name for f in others]) and all(
+        test(field.type, other.type) for field, other in zip(fields, others, strict=True)
+    )
 
 
 def converted(

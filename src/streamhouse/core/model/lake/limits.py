@@ -28,13 +28,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.errors import InvalidSchemaError, SchemaMismatchError
+from streamhouse.core.model.casts.nested import fields_of
 from streamhouse.core.model.identity import Same
 from streamhouse.core.model.partitioning import PartitionField
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo
 from streamhouse.core.model.values.calendar import timestamp_text
 from streamhouse.core.model.values.decimals import decimal_of
-from streamhouse.core.types.logical_type import LogicalType
 from streamhouse.core.types.registry import type_of
 
 __all__ = [
@@ -92,7 +92,7 @@ def _check_names(descriptor: TableDescriptor) -> None:
     """Check that no two fields have the same full name in Iceberg, with dots between the parts."""
     seen: set[str] = set()
     for column in descriptor.schema.columns:
-        for name in _full_names(column.name, type_of(column.type)):
+        for name in _full_names(column.name, column.type):
             # Engines find columns without case.
             folded = name.lower()
             if folded in seen:
@@ -103,10 +103,10 @@ def _check_names(descriptor: TableDescriptor) -> None:
             seen.add(folded)
 
 
-def _full_names(name: str, t: LogicalType) -> Iterator[str]:
+def _full_names(name: str, t: pa.DataType) -> Iterator[str]:
     yield name
-    for part_name, part in t.parts:
-        yield from _full_names(f"{name}.{part_name}", part)
+    for field in fields_of(t):
+        yield from _full_names(f"{name}.{field.name}", field.type)
 
 
 # -- values ------------------------------------------------------------------------------------
@@ -212,10 +212,10 @@ def _limits_of(table: Same, schema_id: int) -> LakeLimits:
 
 def decimal_limits(name: str, t: pa.DataType) -> Sequence[ValueLimit]:
     """Return the limits of the decimals in a column of this type; empty for most types."""
-    return tuple(_of_decimals(name, type_of(t)))
+    return tuple(_of_decimals(name, t))
 
 
-def _of_decimals(name: str, t: LogicalType) -> Iterator[ValueLimit]:
+def _of_decimals(name: str, t: pa.DataType) -> Iterator[ValueLimit]:
     for leaf in dict.fromkeys(_leaf_types(t)):
         if pa.types.is_decimal(leaf):
             highest = decimal_of(10**leaf.precision - 1, leaf.scale)
@@ -258,11 +258,12 @@ def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[
         )
 
 
-def _leaf_types(t: LogicalType) -> Iterator[pa.DataType]:
-    if not t.parts:
-        yield t.arrow
-    for _, part in t.parts:
-        yield from _leaf_types(part)
+def _leaf_types(t: pa.DataType) -> Iterator[pa.DataType]:
+    fields = fields_of(t)
+    if not fields:
+        yield t
+    for field in fields:
+        yield from _leaf_types(field.type)
 
 
 def _leaves(array: pa.Array, leaf_type: pa.DataType) -> Iterator[pa.Array]:
