@@ -196,15 +196,7 @@ def _started_job(
     types = {column.name: column.type for column in info.schema.columns}
     schema = converted_schema(pa.schema([f for f in schema if f.name not in helper_columns]), types)
     target = resolve_target(client, options, schema, is_stream=False, is_overwrite=is_overwrite)
-    return TransactionJob.begun(
-        client,
-        target,
-        app_id=options.app_id,
-        version=options.app_version,
-        timeout_ms=options.timeout_ms,
-        source=options.query_id,
-        run=options.run_id,
-    )
+    return TransactionJob.of_options(client, target, options)
 
 
 def _staged(frame: DataFrame, job: TransactionJob) -> tuple[list[StagedRows], Counter[str]]:

@@ -27,7 +27,7 @@ from streamhouse.client import (
     Transaction,
 )
 from streamhouse.connector.write._sieve import OpenedOnce, Sieve, check_table
-from streamhouse.connector.write._write_options import WriteMode
+from streamhouse.connector.write._write_options import WriteMode, WriteOptions
 from streamhouse.connector.write._write_target import WriteTarget
 from streamhouse.core.errors import (
     InternalError,
@@ -193,6 +193,21 @@ class TransactionJob:
             target=target,
             transaction_id=transaction.transaction_id,
             is_skipped=transaction.is_skipped,
+        )
+
+    @classmethod
+    def of_options(
+        cls, client: StorageClient, target: WriteTarget, options: WriteOptions
+    ) -> TransactionJob:
+        """As `begun`, with the options of a write."""
+        return cls.begun(
+            client,
+            target,
+            app_id=options.app_id,
+            version=options.app_version,
+            timeout_ms=options.timeout_ms,
+            source=options.query_id,
+            run=options.run_id,
         )
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> StagedRows:

@@ -43,17 +43,7 @@ class StreamhouseWriter(DataSourceArrowWriter):
         client, target = _planned(options, schema, overwrite=overwrite, is_stream=False)
         if not options.is_transactional:
             return cls(DirectJob(target))
-        return cls(
-            TransactionJob.begun(
-                client,
-                target,
-                app_id=options.app_id,
-                version=options.app_version,
-                timeout_ms=options.timeout_ms,
-                source=options.query_id,
-                run=options.run_id,
-            )
-        )
+        return cls(TransactionJob.of_options(client, target, options))
 
     @spark_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

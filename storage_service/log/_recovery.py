@@ -52,7 +52,11 @@ from streamhouse.storage_service.log.segments.segment_roll import (
     SegmentRoll,
     create_segment,
 )
-from streamhouse.storage_service.log.segments.segment_scan import durable_offset_after, scan_frames
+from streamhouse.storage_service.log.segments.segment_scan import (
+    ScanResult,
+    durable_offset_after,
+    scan_frames,
+)
 from streamhouse.storage_service.log.writer_state import (
     WriterStates,
     decode_writers,
@@ -241,19 +245,26 @@ class LogRecovery:
         data = self._filesystem.read(path, bytes_max=INDEX_START_BYTES)
         return read_index_header(data, identity=self._identity, base_offset=base)
 
-    def _rebuild_index(self, header: SegmentHeader, following: SegmentHeader) -> None:
-        base, end = header.base_offset, following.base_offset
-        path = segment_path(self._directory, base)
+    def _indexed(
+        self, path: Path, header: SegmentHeader, writers: WriterStates | None = None
+    ) -> tuple[memoryview, GrowingIndex, ScanResult]:
+        """Scan a segment into a new index."""
         index = GrowingIndex(interval_bytes=self._index_interval_bytes)
         view = self._whole(path)
         scan = scan_frames(
             view,
-            base_offset=base,
+            base_offset=header.base_offset,
             timestamp_us=header.created_timestamp_us,
             index=index,
-            writers=None,
+            writers=writers,
             fingerprint=header.fingerprint,
         )
+        return view, index, scan
+
+    def _rebuild_index(self, header: SegmentHeader, following: SegmentHeader) -> None:
+        base, end = header.base_offset, following.base_offset
+        path = segment_path(self._directory, base)
+        index, scan = self._indexed(path, header)[1:]
         if scan.problem or scan.end_offset != end:
             problem = scan.problem or f"the file ends at offset {scan.end_offset}"
             raise _corrupt(path, scan.end_position, f"{problem}; the next segment starts at {end}")
@@ -331,16 +342,7 @@ class LogRecovery:
     ) -> ActiveSegment:
         base = header.base_offset
         path = segment_path(self._directory, base)
-        index = GrowingIndex(interval_bytes=self._index_interval_bytes)
-        view = self._whole(path)
-        scan = scan_frames(
-            view,
-            base_offset=base,
-            timestamp_us=header.created_timestamp_us,
-            index=index,
-            writers=writers,
-            fingerprint=header.fingerprint,
-        )
+        view, index, scan = self._indexed(path, header, writers)
         if scan.problem:
             proven = durable_offset_after(view, scan.end_position, offset_min=scan.end_offset)
             known_end = max(known_end, proven)

@@ -37,7 +37,6 @@ __all__ = [
     "covered_for",
     "covered_offsets",
     "facts_of",
-    "has_ancestor",
     "role_of",
     "round_properties",
     "table_properties",
@@ -138,8 +137,3 @@ def covered_for(
         metadata.properties,
         is_owner=is_owner,
     )
-
-
-def has_ancestor(metadata: TableMetadata, snapshot_id: int) -> bool:
-    """Whether the current snapshot is, or descends from, `snapshot_id`."""
-    return any(snapshot.snapshot_id == snapshot_id for snapshot in ancestors_of(metadata))
