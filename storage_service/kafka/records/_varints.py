@@ -1,4 +1,4 @@
-"""Zigzag varints of many records at once (Protocol Buffers' encoding, used by KIP-98).
+"""Zigzag varints of one or many records (the encoding of Protocol Buffers, used by KIP-98).
 
 A number n is encoded as z = 2n, or -2n - 1 if n < 0: seven bits of z in each byte, the lowest bits
 first. The highest bit of a byte announces a further byte.
@@ -17,7 +17,6 @@ from streamhouse.storage_service.kafka.protocol_errors import InvalidRecordsErro
 __all__ = [
     "VARINT_BYTES_MAX",
     "VARLONG_BYTES_MAX",
-    "VarintBytes",
     "Varints",
     "read_varint",
     "read_varints",
@@ -32,54 +31,16 @@ VARLONG_BYTES_MAX: Final = 10
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
-
-def _tables() -> tuple[Numbers, Numbers]:
-    """Return the first number of each pair of bytes, and its length in bytes.
-
-    The length is 0 if the number continues behind the pair.
-    """
-    pair = np.arange(1 << 16)
-    goes_on, is_longer = pair & 0x80 != 0, pair & 0x8080 == 0x8080
-    zigzag = np.where(goes_on, pair & 0x7F | (pair >> 8) << 7, pair & 0x7F)
-    return (zigzag >> 1) ^ -(zigzag & 1), np.where(is_longer, 0, 1 + goes_on)
+_UNSIGNED_MAX: Final = (1 << 64) - 1
 
 
-_NUMBERS, _SIZES = _tables()
-_PAIR: Final = np.dtype("<u2")
-
-
-class VarintBytes:
-    """Bytes with numbers, also as pairs of each byte with its successor."""
-
-    __slots__ = ("bytes", "pairs")
-
-    def __init__(self, data: bytes) -> None:
-        self.bytes: Bytes = np.frombuffer(data, dtype=np.uint8)
-        # The last byte is paired with a zero.
-        self.pairs = np.ndarray(len(data), _PAIR, data + b"\0", strides=(1,))
-
-
-def read_varints(data: VarintBytes, at: Numbers, *, bytes_max: int) -> tuple[Numbers, Numbers]:
+def read_varints(data: Bytes, at: Numbers, *, bytes_max: int) -> tuple[Numbers, Numbers]:
     """Return the numbers at the positions `at` of `data`, and the positions behind the numbers.
 
     A position outside `data` reads the nearest byte: the caller compares the positions behind all
     numbers of a record with the record's end. Raises InvalidRecordsError if a number is longer than
     `bytes_max`.
     """
-    # Nearly all numbers have one or two bytes, and are looked up in a table with a third of the
-    # calls.
-    try:
-        pairs = data.pairs[at]
-    except IndexError:
-        return _read_longer(data.bytes, at, bytes_max=bytes_max)
-    sizes = _SIZES.take(pairs)
-    if np.count_nonzero(sizes) < len(sizes):
-        return _read_longer(data.bytes, at, bytes_max=bytes_max)
-    return _NUMBERS.take(pairs), at + sizes
-
-
-def _read_longer(data: Bytes, at: Numbers, *, bytes_max: int) -> tuple[Numbers, Numbers]:
-    """Return numbers of any size, as `read_varints`."""
     byte = data.take(at, mode="clip")
     at = at + 1
     raw = byte.astype(np.int64)
@@ -101,18 +62,24 @@ def _read_longer(data: Bytes, at: Numbers, *, bytes_max: int) -> tuple[Numbers, 
     return unsigned.view(np.int64) ^ -(raw & 1), at
 
 
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number of 32 bits at `at`, and the position behind.
+def read_varint(data: bytes, at: int, *, bytes_max: int = VARINT_BYTES_MAX) -> tuple[int, int]:
+    """Return the number at `at`, and the position behind.
 
     Raises IndexError at the end of `data`, and InvalidRecordsError if the number is too long.
     """
-    raw = 0
-    for index in range(VARINT_BYTES_MAX):
-        byte = data[at + index]
-        raw |= (byte & 0x7F) << 7 * index
-        if byte <= 0x7F:
-            return (raw >> 1) ^ -(raw & 1), at + index + 1
-    raise _too_long(VARINT_BYTES_MAX)
+    byte = data[at]
+    at += 1
+    raw, shift = byte & 0x7F, 0
+    while byte > 0x7F:
+        shift += 7
+        if shift == 7 * bytes_max:
+            raise _too_long(bytes_max)
+        byte = data[at]
+        at += 1
+        raw |= (byte & 0x7F) << shift
+    # The tenth byte has bits beyond the 64th.
+    raw &= _UNSIGNED_MAX
+    return (raw >> 1) ^ -(raw & 1), at
 
 
 def _too_long(bytes_max: int) -> InvalidRecordsError:

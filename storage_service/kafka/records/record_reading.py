@@ -1,4 +1,4 @@
-"""The records of a batch as columns: a step of Python for each record, to find the record's end.
+"""The records of a batch as columns: few records one by one, many records part by part.
 
 A record (KIP-98), with numbers as varints:
 
@@ -25,7 +25,6 @@ from streamhouse.storage_service.kafka.protocol_errors import InvalidRecordsErro
 from streamhouse.storage_service.kafka.records._varints import (
     VARINT_BYTES_MAX,
     VARLONG_BYTES_MAX,
-    VarintBytes,
     read_varint,
     read_varints,
 )
@@ -33,6 +32,7 @@ from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE
 
 __all__ = ["HEADERS_MAX", "RECORD_BYTES_MIN", "HeadersMax", "ReadRecords", "read_records"]
 
+Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
 RECORD_BYTES_MIN: Final = 7
@@ -50,10 +50,13 @@ class HeadersMax(NamedTuple):
 HEADERS_MAX: Final = HeadersMax(1_000, 200_000)
 """A header has two bytes or more, but takes a hundred bytes and a step of Python once read."""
 _ENDS_ELSEWHERE: Final = "its parts end elsewhere than itself"
-# The limit for reading the remaining headers record by record.
-_FEW_RECORDS: Final = 8
-# A ready array for small batches: creating one takes a considerable part of the time.
-_EVERY_SECOND: Final = pa.array(np.arange(0, 2 << 12, 2, dtype=np.int32))
+_NEGATIVE_SIZE: Final = "its size is negative"
+_FEWER_THAN_NONE: Final = "a key or a value has fewer bytes than none"
+_NO_SUCH_COUNT: Final = "no such count of headers"
+_NO_HEADER_KEY: Final = "a header of a record has no key"
+_NO_UTF8: Final = "the key of a record's header is not UTF-8"
+# For more records columns take less time, of records with and without headers.
+_FEW_RECORDS: Final = 20
 
 
 class ReadRecords(NamedTuple):
@@ -90,13 +93,71 @@ def read_records(
     """
     ends = _all_ends(pieces, counts)
     records = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    data = VarintBytes(records)
+    if 0 < len(ends) <= _FEW_RECORDS:
+        return _read_few(records, ends.tolist(), headers_max)
+    return _read_many(records, ends, headers_max)
+
+
+def _read_few(records: bytes, ends: Sequence[int], headers_max: HeadersMax) -> ReadRecords:
+    """Read records one by one."""
+    rows = []
+    header_count = at = 0
+    for number, end in enumerate(ends):
+        try:
+            size, at = read_varint(records, at)
+            if at + size != end:
+                raise _invalid(number, _NEGATIVE_SIZE)
+            timestamp_delta, at = read_varint(records, at + 1, bytes_max=VARLONG_BYTES_MAX)
+            offset_delta, at = read_varint(records, at)
+            key, at = _read_one_part(records, at, number)
+            value, at = _read_one_part(records, at, number)
+            count, at = read_varint(records, at)
+            if not 0 <= count <= (end - at) // _HEADER_BYTES_MIN:
+                raise _invalid(number, _NO_SUCH_COUNT)
+            header_count += count
+            _check_header_counts(count, header_count, headers_max)
+            headers = []
+            for _ in range(count):
+                name, at = _read_one_part(records, at, number)
+                header_value, at = _read_one_part(records, at, number)
+                if name is None:
+                    raise InvalidRecordsError(_NO_HEADER_KEY)
+                headers.append((str(name, "utf-8"), header_value))
+        except IndexError:
+            at = -1
+        except UnicodeDecodeError as error:
+            raise InvalidRecordsError(_NO_UTF8) from error
+        if at != end:
+            raise _invalid(number, _ENDS_ELSEWHERE)
+        rows.append((timestamp_delta, offset_delta, key, value, headers))
+    timestamp_deltas, offset_deltas, keys, values, all_headers = zip(*rows, strict=True)
+    return ReadRecords(
+        np.array(timestamp_deltas, np.int64),
+        np.array(offset_deltas, np.int64),
+        pa.array(keys, pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.array(all_headers, HEADERS_TYPE) if header_count else None,
+    )
+
+
+def _read_one_part(records: bytes, at: int, number: int) -> tuple[memoryview | None, int]:
+    """Return a key or a value of record `number`, and the position behind."""
+    size, at = read_varint(records, at)
+    if size < -1:
+        raise _invalid(number, _FEWER_THAN_NONE)
+    end = at + max(size, 0)
+    return (None if size < 0 else memoryview(records)[at:end]), end
+
+
+def _read_many(records: bytes, ends: Numbers, headers_max: HeadersMax) -> ReadRecords:
+    """Read each part of all records at once."""
+    data = np.frombuffer(records, dtype=np.uint8)
     begins = np.empty(len(ends), dtype=np.int64)
     begins[:1] = 0
     begins[1:] = ends[:-1]
     size, at = read_varints(data, begins, bytes_max=VARINT_BYTES_MAX)
     # `_walk` does not check the sign of a size.
-    _check(at + size == ends, "its size is negative")
+    _check(at + size == ends, _NEGATIVE_SIZE)
     timestamp_deltas, at = read_varints(data, at + 1, bytes_max=VARLONG_BYTES_MAX)
     offset_deltas, at = read_varints(data, at, bytes_max=VARINT_BYTES_MAX)
     keys = _read_part(data, at)
@@ -105,8 +166,10 @@ def read_records(
     headers = None
     buffer = pa.py_buffer(records)
     if np.count_nonzero(header_counts):
-        _check_header_counts(header_counts, at, ends, headers_max)
-        headers = _headers(records, data, at, ends, header_counts)
+        counts_max = (ends - at) // _HEADER_BYTES_MIN
+        _check((header_counts >= 0) & (header_counts <= counts_max), _NO_SUCH_COUNT)
+        _check_header_counts(header_counts.max(), header_counts.sum(), headers_max)
+        headers = _headers(buffer, data, at, ends, header_counts)
     else:
         _check(at == ends, _ENDS_ELSEWHERE)
     return ReadRecords(
@@ -157,20 +220,24 @@ def _walk(records: bytes, record_count: int) -> Iterator[int]:
         yield position
 
 
-def _read_part(data: VarintBytes, at: Numbers) -> _Part:
+def _read_part(data: Bytes, at: Numbers) -> _Part:
     size, start = read_varints(data, at, bytes_max=VARINT_BYTES_MAX)
     is_null = size < 0
     if np.count_nonzero(is_null):
-        _check(size >= -1, "a key or a value has fewer bytes than none")
+        _check(size >= -1, _FEWER_THAN_NONE)
         size = np.maximum(size, 0)
     return _Part(start, start + size, is_null)
 
 
 def _check(is_right: NDArray[np.bool_], message: str) -> None:
     """Raise InvalidRecordsError for the first record that is not right."""
-    # For few records counting is faster than `all`.
+    # `all` takes longer.
     if np.count_nonzero(is_right) < len(is_right):
-        raise InvalidRecordsError(f"record {int(is_right.argmin())} of the batch: {message}")
+        raise _invalid(int(is_right.argmin()), message)
+
+
+def _invalid(number: int, message: str) -> InvalidRecordsError:
+    return InvalidRecordsError(f"record {number} of the batch: {message}")
 
 
 def _binary(buffer: pa.Buffer, part: _Part) -> pa.BinaryArray:
@@ -187,19 +254,14 @@ def _binary(buffer: pa.Buffer, part: _Part) -> pa.BinaryArray:
     pieces = pa.BinaryArray.from_buffers(
         pa.binary(), 2 * count, [None, pa.py_buffer(bounds), buffer]
     )
-    if null_count or count > len(_EVERY_SECOND):
-        chosen = np.arange(0, 2 * count, 2, dtype=np.int32)
-        return pieces.take(pa.array(chosen, mask=part.is_null if null_count else None))
-    return pieces.take(_EVERY_SECOND.slice(0, count))
+    every_second = np.arange(0, 2 * count, 2, dtype=np.int32)
+    return pieces.take(pa.array(every_second, mask=part.is_null if null_count else None))
 
 
-def _check_header_counts(
-    counts: Numbers, at: Numbers, ends: Numbers, headers_max: HeadersMax
-) -> None:
-    _check((counts >= 0) & (counts <= (ends - at) // _HEADER_BYTES_MIN), "no such count of headers")
+def _check_header_counts(record_max: int, all_count: int, headers_max: HeadersMax) -> None:
     for count, count_max, subject in (
-        (counts.max(), headers_max.of_record, "a record has"),
-        (counts.sum(), headers_max.of_all, "the records have"),
+        (record_max, headers_max.of_record, "a record has"),
+        (all_count, headers_max.of_all, "the records have"),
     ):
         if count > count_max:
             raise InvalidRecordsError(
@@ -209,7 +271,7 @@ def _check_header_counts(
 
 
 def _headers(
-    records: bytes, data: VarintBytes, at: Numbers, ends: Numbers, counts: Numbers
+    buffer: pa.Buffer, data: Bytes, at: Numbers, ends: Numbers, counts: Numbers
 ) -> pa.ListArray:
     """Return the headers of all records; the headers of a record begin at its `at`."""
     firsts = np.zeros(len(counts) + 1, dtype=np.int64)
@@ -218,7 +280,7 @@ def _headers(
     rows = np.flatnonzero(counts)
     index = 0
     # One step for the n-th header of all records with at least n headers.
-    while len(rows) > _FEW_RECORDS:
+    while len(rows):
         for part in (keys, values):
             nth_part = _read_part(data, at[rows])
             for slots, column in zip(part, nth_part, strict=True):
@@ -226,14 +288,10 @@ def _headers(
             at[rows] = nth_part.end
         index += 1
         rows = rows[counts[rows] > index]
-    for row in rows.tolist():
-        at[row] = _walk_headers(
-            records, int(at[row]), range(firsts[row] + index, firsts[row + 1]), keys, values
-        )
     _check(at == ends, _ENDS_ELSEWHERE)
     if keys.null_count():
-        raise InvalidRecordsError("a header of a record has no key")
-    return _header_lists(pa.py_buffer(records), firsts, keys, values)
+        raise InvalidRecordsError(_NO_HEADER_KEY)
+    return _header_lists(buffer, firsts, keys, values)
 
 
 def _empty_part(count: int) -> _Part:
@@ -241,28 +299,11 @@ def _empty_part(count: int) -> _Part:
     return _Part(start, end, np.empty(count, dtype=np.bool_))
 
 
-def _walk_headers(records: bytes, at: int, slots: range, keys: _Part, values: _Part) -> int:
-    """Fill the slots of one record's headers; return their end."""
-    try:
-        for slot in slots:
-            for part in (keys, values):
-                size, at = read_varint(records, at)
-                if size < -1:
-                    raise InvalidRecordsError(f"a header of a record has {size} bytes")
-                part.start[slot] = at
-                at += max(size, 0)
-                part.end[slot] = at
-                part.is_null[slot] = size < 0
-    except IndexError:
-        raise InvalidRecordsError("the headers of a record end behind the batch") from None
-    return at
-
-
 def _header_lists(buffer: pa.Buffer, firsts: Numbers, keys: _Part, values: _Part) -> pa.ListArray:
     try:
         names = _binary(buffer, keys).cast(pa.string())
     except pa.ArrowInvalid as error:
-        raise InvalidRecordsError("the key of a record's header is not UTF-8") from error
+        raise InvalidRecordsError(_NO_UTF8) from error
     headers = pa.StructArray.from_arrays(
         [names, _binary(buffer, values)], fields=list(HEADERS_TYPE.value_type)
     )

@@ -71,7 +71,6 @@ __all__ = [
     "inline_bounds",
     "inline_share",
     "place_of",
-    "share_of_pass",
     "tried_bytes",
     "working_bytes",
 ]
@@ -334,12 +333,6 @@ def inline_share(data: bytes, bounds: InlineBounds) -> float:
     The reader checks the header, and the size after decompression.
     """
     return max(len(data) / bounds.bytes_max, claimed_record_count(data) / bounds.records_max)
-
-
-def share_of_pass(data: bytes, bounds: InlineBounds) -> float:
-    """Return a batch's share of one `decoded_together` call; 0 if the batch is to be read alone."""
-    share = inline_share(data, bounds)
-    return share if share <= 1 / bounds.pass_batches_min else 0
 
 
 def tried_bytes(data: bytes, config: ServiceConfig, *, inline_max: int) -> Sequence[int]:

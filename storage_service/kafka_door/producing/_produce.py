@@ -41,14 +41,12 @@ from streamhouse.storage_service.kafka_door._topic_places import local_path
 from streamhouse.storage_service.kafka_door.producing._decoding import (
     TRANSACTIONS,
     Decoded,
-    InlineBounds,
     RefusedRecordsError,
     decoded,
     decoded_inline,
     decoded_together,
     inline_bounds,
     inline_share,
-    share_of_pass,
     tried_bytes,
     working_bytes,
 )
@@ -68,9 +66,6 @@ TOPIC_CHARACTERS_MAX: Final = 260
 _ACKS: Final = (-1, 0, 1)
 _PRODUCER_ID_BITS: Final = 63
 _STORES_AT_ONCE: Final = 32
-_DECODES_AT_ONCE: Final = 32
-# Larger batches are decoded on a thread if the request has many.
-_SMALL_BATCH_BYTES: Final = 64 << 10
 
 
 @dataclass(slots=True)
@@ -150,23 +145,22 @@ async def _decode_all(
     async for part in in_slices(parts):
         _find_table(exchange, request, part)
     readable = [part for part in parts if part.error is None]
-    is_small_request = await _share_of_all(exchange, readable) <= 1
     # A lone request, whose predecessor was alone too, waits for no other batch.
     has_others = len(parts) > 1 or exchange.service.open_requests > 1
     has_others = has_others or exchange.broker.decoding.was_shared
     shared_reads: list[tuple[_Part, int, asyncio.Future[Decoded | None]]] = []
     async with asyncio.TaskGroup() as at_once:
         async for part in in_slices(readable):
-            bounds = _bounds(exchange, part)
-            inline_max = bounds.bytes_max // len(readable)
-            if not is_small_request:
-                small = bounds._replace(bytes_max=min(bounds.bytes_max, _SMALL_BATCH_BYTES))
-                has_many_parts = len(parts) > _DECODES_AT_ONCE
-                is_small = has_many_parts and inline_share(part.records or b"", small) <= 1
-                inline_max = small.bytes_max if is_small else 0
-            if not inline_max:
-                at_once.create_task(_decode(exchange, part, body_memory, inline_max))
-            elif has_others and (share := share_of_pass(part.records or b"", bounds)):
+            assert part.table is not None
+            bounds = inline_bounds(part.table.info, exchange.service.config)
+            share = inline_share(part.records or b"", bounds)
+            # The event loop reads what fits into one pass, and batches that share passes.
+            pass_share = 1 / bounds.pass_batches_min
+            share_max = max(1 / len(readable), pass_share)
+            inline_max = int(bounds.bytes_max * share_max)
+            if share > share_max:
+                at_once.create_task(_decode(exchange, part, body_memory, 0))
+            elif has_others and share <= pass_share:
                 shared_reads.append((part, inline_max, _begin_together(exchange, part, share)))
             else:
                 # Work without a wait needs no task.
@@ -174,19 +168,6 @@ async def _decode_all(
     for part, inline_max, reading in shared_reads:
         part.batch = await reading
         await _decode(exchange, part, body_memory, inline_max)
-
-
-def _bounds(exchange: KafkaExchange, part: _Part) -> InlineBounds:
-    assert part.table is not None
-    return inline_bounds(part.table.info, exchange.service.config)
-
-
-async def _share_of_all(exchange: KafkaExchange, parts: Sequence[_Part]) -> float:
-    """Return the share of all batches in the inline bounds."""
-    share = 0.0
-    async for part in in_slices(parts):
-        share += inline_share(part.records or b"", _bounds(exchange, part))
-    return share
 
 
 def _find_table(exchange: KafkaExchange, request: Any, part: _Part) -> None:
