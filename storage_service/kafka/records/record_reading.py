@@ -255,7 +255,10 @@ def _binary(buffer: pa.Buffer, part: _Part) -> pa.BinaryArray:
         pa.binary(), 2 * count, [None, pa.py_buffer(bounds), buffer]
     )
     every_second = np.arange(0, 2 * count, 2, dtype=np.int32)
-    return pieces.take(pa.array(every_second, mask=part.is_null if null_count else None))
+    # An array without a mask takes a third of the time.
+    if not null_count:
+        return pieces.take(pa.array(every_second))
+    return pieces.take(pa.array(every_second, mask=part.is_null))
 
 
 def _check_header_counts(record_max: int, all_count: int, headers_max: HeadersMax) -> None:
