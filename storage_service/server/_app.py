@@ -141,7 +141,7 @@ class ServiceApp:
             await self._answer_error(exchange, error)
         except asyncio.CancelledError:
             # The stop does not wait any longer. uvicorn would answer 500, and tell no client why.
-            if exchange.status:
+            if exchange.status or not self._service.is_draining:
                 raise
             kind = UnknownOutcomeError if exchange.is_changing else UnavailableError
             await self._answer_error(exchange, kind("the service stopped during the request"))
