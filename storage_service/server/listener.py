@@ -498,6 +498,7 @@ async def _until_stopped(
     if not (stopping.done() and stopping.result()):
         _logger.warning("event=stop_cut_short open_requests=%d", service.open_requests)
         server.force_exit = signals.hurry.is_set()
+        service.is_draining = True  # also if the time was over before `drain`
     for task in (stopping, hurried):
         task.cancel()
     server.should_exit = True
