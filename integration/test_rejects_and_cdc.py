@@ -260,7 +260,7 @@ def test_no_value_becomes_null_because_it_does_not_fit(world: SparkWorld, ansi: 
         ) as e:
             failing.collect()
         bad_key = streamhouse.cdc.debezium(frame.where("""key = '{"id": "x"}'"""), FITTING)
-        with pytest.raises(PySparkException, match="a value does not fit its column, in"):
+        with pytest.raises(PySparkException, match="a value does not fit its column id, in"):
             bad_key.collect()
     finally:
         world.spark.conf.unset("spark.sql.ansi.enabled")

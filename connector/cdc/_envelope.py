@@ -1,7 +1,8 @@
 """Debezium's envelope unwrapped: rows with `__change_type`, as a write of the format takes them.
 
-An envelope is `{op, before, after, source}`, alone or as the payload beside its schema. The module
-uses only Spark's own expressions, and works in batches, in streams and in Spark Connect.
+An envelope is `{op, before, after, source}`, alone or as the payload beside its schema. The same
+reader as the Kafka door's reads JSON on the executors (`core/text/debezium_rows.py`), in batches,
+in streams and in Spark Connect; Spark's own expressions do the rest.
 
 - `c`, `r` and `u` give a row of `after`; `d` gives a row of `before`, or of the record's key.
 - A tombstone, the empty record behind a delete, gives no row.
@@ -14,18 +15,14 @@ uses only Spark's own expressions, and works in batches, in streams and in Spark
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from streamhouse.connector.cdc._envelope_values import (
-    UNITS,
-    converted_row,
-    has_changed_key,
-    loses_any,
-    read_row_type,
-    unavailable_columns,
-)
+import pyarrow as pa
+
+from streamhouse.connector._partition_reader import spark_iterator_errors
+from streamhouse.connector.cdc._json_envelopes import JsonEnvelopes
+from streamhouse.connector.write._spark_types import check_spark_types
 from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
@@ -36,24 +33,19 @@ from streamhouse.core.model.records.unavailable_value import (
     UnavailableValue,
 )
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.text.debezium_rows import SOURCE, WRITES
 from streamhouse.reading.options.quoted_names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import DataType, StructType
 
 __all__ = ["ORDER_COLUMN", "debezium"]
 
-_WRITES: Final = ("c", "r", "u")
 ORDER_COLUMN: Final = "__source_order"
 """The position of a change in the source: among changes of one key the greatest is the last."""
 
-# Texts, because every JSON value is also a text. A connector with other fields has no order.
-_SOURCE: Final = "lsn STRING, ts_us STRING, ts_ms STRING, file STRING, pos STRING, row STRING"
-# Spark's column for a record with a part that Spark could not parse.
-_UNREAD: Final = "__unread"
-_READING: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNREAD}
-_OBJECT: Final = "MAP<STRING, VARIANT>"
+_UNITS: Final = {"micros": "us", "millis": "ms"}
 # The bits of MySQL's binary log: the position in a file, and the row of an event.
 _POSITION_BITS: Final = 32
 _ROW_BITS: Final = 12
@@ -94,7 +86,7 @@ def debezium(
     from pyspark.sql import functions as f
 
     for name, choice, choices in (
-        ("timestamps", timestamps, tuple(UNITS)),
+        ("timestamps", timestamps, tuple(_UNITS)),
         ("truncates", truncates, ("fail", "skip")),
         ("malformed", malformed, ("fail", "skip")),
     ):
@@ -104,21 +96,24 @@ def debezium(
             )
     placeholder = UnavailableValue(unavailable)
     rows, row_type = _opened(
-        df, schema, value=value, key=key, timestamps=timestamps, placeholder=placeholder
+        df,
+        schema,
+        value=value,
+        key=key,
+        unit=_UNITS[timestamps],
+        has_keys=keys is not None,
+        placeholder=placeholder,
     )
     op = f.coalesce(f.col("e.op"), f.lit("?"))
-    needs_key = (op == "d") & f.col("e.before").isNull()
-    is_bad = f.col("e.is_bad") | (needs_key & f.col("is_key_bad"))
-    is_unavailable = op.isin(*_WRITES) & (f.size("e.unavailable") > 0)
+    is_bad = op.isin(*WRITES, "d") & f.col("e.misfit").isNotNull()
     rows = rows.where(op != "m")
     if truncates == "skip":
         rows = rows.where(op != "t")
     if malformed == "skip":
-        rows = rows.where(op.isin(*_WRITES, "d", "t"))
-        rows = rows.where(~(is_bad | is_unavailable) | (op == "t"))
+        rows = rows.where(op.isin(*WRITES, "d", "t") & ~is_bad)
     change = f.when(op == "d", f.lit("-D")).when(op == "u", f.lit("+U")).otherwise(f.lit("+I"))
     new = f.struct(
-        _row(op, is_bad, _unavailable_text(is_unavailable, placeholder), row_type).alias("row"),
+        _row(op, is_bad, row_type).alias("row"),
         change.alias("change"),
     )
     old = f.struct(f.col("e.before").alias("row"), f.lit("-D").alias("change"))
@@ -131,42 +126,38 @@ def debezium(
     )
 
 
-def _unavailable_text(is_unavailable: Column, placeholder: UnavailableValue) -> Column:
-    """Return the reason why a record with unavailable values is malformed, else null."""
-    from pyspark.sql import functions as f
-
-    names = f.array_join("e.unavailable", ", ")
-    text = f.concat(f.lit("debezium: column "), names, f.lit(f": {placeholder.reason}"))
-    return f.when(is_unavailable, text)
-
-
 def _is_moved(row_type: StructType, keys: Sequence[str] | str | None) -> Column:
-    """Return whether an update changes the key of the row."""
+    """Return whether an update changes the key of the row.
+
+    Return False if the old version lacks a part of its key and therefore does not identify a row.
+    """
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
-    old_row, new_row = f.col("e.before"), f.col("e.after")
-    if keys is None:
-        # A key column has a value in the record's key, and is not nested.
-        plain = [x.name for x in row_type if isinstance(x.dataType, t.AtomicType)]
-        return has_changed_key(
-            old_row, new_row, [(name, f.col("k")[name].isNotNull()) for name in plain]
-        )
-    names = [keys] if isinstance(keys, str) else list(keys)
+    names = [keys] if isinstance(keys, str) else keys
+    if names is None:
+        names = [x.name for x in row_type if isinstance(x.dataType, t.AtomicType)]
     unknown = [name for name in names if name not in row_type.names]
     if unknown:
         raise UnknownColumnError(
             f"debezium: keys has '{unknown[0]}', which is no column"
             f" (columns: {', '.join(row_type.names)})"
         )
-    return has_changed_key(old_row, new_row, [(name, f.lit(True)) for name in names])
+    old_row, new_row, key_row = f.col("e.before"), f.col("e.after"), f.col("k")
+    differs, is_whole = f.lit(False), f.lit(True)
+    for name in names:
+        # A key column has a value in the record's key, and is not nested.
+        is_key = key_row[name].isNotNull() if keys is None else f.lit(True)
+        differs |= is_key & (old_row[name] != new_row[name])
+        is_whole &= ~is_key | old_row[name].isNotNull()
+    return f.coalesce(differs & is_whole, f.lit(False))
 
 
-def _row(op: Column, is_bad: Column, lacks_value: Column, row_type: StructType) -> Column:
-    """Return the row of a change, or fail with a sentence, such as `lacks_value`."""
+def _row(op: Column, is_bad: Column, row_type: StructType) -> Column:
+    """Return the row of a change, or fail with a sentence, as of a bad record."""
     from pyspark.sql import functions as f
 
-    def failing(text: Column) -> Column:
+    def failing(text: str | Column) -> Column:
         return f.raise_error(text).cast(row_type)
 
     deleted = f.coalesce(
@@ -177,17 +168,9 @@ def _row(op: Column, is_bad: Column, lacks_value: Column, row_type: StructType) 
     written = f.coalesce(
         f.col("e.after"), failing(f.concat(f.lit("debezium: no 'after' in a change "), op))
     )
-    shown = f.substring(f.col("v").cast("string"), 1, 200)
-    misfit = f.concat(
-        f.lit("debezium: a value does not fit its column"),
-        _misfits(row_type),
-        f.lit(f", in (schema: {row_type.simpleString()[7:-1]}): "),
-        shown,
-    )
     return (
-        f.when(lacks_value.isNotNull(), failing(lacks_value))
-        .when(op.isin(*_WRITES, "d") & is_bad, failing(misfit))
-        .when(op.isin(*_WRITES), written)
+        f.when(is_bad, failing(f.col("e.misfit")))
+        .when(op.isin(*WRITES), written)
         .when(op == "d", deleted)
         .when(
             op == "t",
@@ -198,35 +181,17 @@ def _row(op: Column, is_bad: Column, lacks_value: Column, row_type: StructType) 
                 )
             ),
         )
-        .otherwise(failing(f.concat(f.lit("debezium: this record is no envelope: "), shown)))
+        .otherwise(
+            failing(f.concat(f.lit("debezium: this record is no envelope: "), f.col("e.shown")))
+        )
     )
-
-
-def _misfits(row_type: StructType) -> Column:
-    """Return the names of the columns whose JSON values became NULL, for a message."""
-    from pyspark.sql import functions as f
-
-    text = f.col("v").cast("string")
-    places = ("$.payload.after", "$.after", "$.payload.before", "$.before")
-    row = f.coalesce(*[f.get_json_object(text, place) for place in places])
-    json_values = f.map_filter(
-        f.from_json(row, "MAP<STRING, STRING>"), lambda _name, value: value.isNotNull()
-    )
-    row_json = f.to_json(
-        f.coalesce(f.col("e.after"), f.col("e.before")), {"ignoreNullFields": "true"}
-    )
-    names = f.array(*[f.lit(x.name) for x in row_type])
-    lost = f.array_intersect(
-        names, f.array_except(f.map_keys(json_values), f.json_object_keys(row_json))
-    )
-    return f.when(f.size(lost) > 0, f.concat(f.lit(" "), f.array_join(lost, ", "))).otherwise("")
 
 
 class _Opened(NamedTuple):
-    """`rows` has columns `v`, the raw envelope, `e`, the parsed envelope, and `k`, the key's row.
+    """`rows` has columns `e`, the parsed envelope, and `k`, the key's row.
 
-    `e` has op, before, after, order, is_bad and unavailable. A bad envelope, or a key with
-    `is_key_bad`, has a value unfit for the column. `unavailable` has the columns without a value.
+    `e` has op, before, after, order, `misfit`, why a change is malformed, and `shown`, the begin of
+    a record without an envelope.
     """
 
     rows: DataFrame
@@ -239,12 +204,14 @@ def _opened(
     *,
     value: str,
     key: str | None,
-    timestamps: str,
+    unit: str,
+    has_keys: bool,
     placeholder: UnavailableValue,
 ) -> _Opened:
     """Return the parts of a record of any form."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
+    from pyspark.sql.pandas.types import to_arrow_schema
 
     if value not in df.columns:
         if not {"op", "after"} <= set(df.columns):
@@ -277,11 +244,19 @@ def _opened(
     columns = t.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     assert isinstance(columns, t.StructType)
     row_type = t.StructType([t.StructField(x.name, x.dataType, True) for x in columns])
+    check_spark_types(row_type, table="the schema of debezium")
+    keys = f.col(quoted(key or "")) if key in df.columns else f.lit(None)
     texts = df.select(
-        f.col(quoted(value)).alias("v"),
-        (f.col(quoted(key or "")) if key in df.columns else f.lit(None)).cast("string").alias("kt"),
+        f.col(quoted(value)).cast("binary").alias("v"),
+        keys.cast("string").cast("binary").alias("kt"),
+    ).where(f.col("v").isNotNull())
+    envelopes = JsonEnvelopes(
+        schema=to_arrow_schema(row_type, timezone="UTC"),
+        unit=unit,
+        unavailable=placeholder,
+        has_keys=has_keys,
     )
-    return _of_json(texts, row_type, timestamps=timestamps, placeholder=placeholder)
+    return _of_json(texts, row_type, envelopes)
 
 
 def _of_struct(
@@ -312,127 +287,44 @@ def _of_struct(
         (f.col(f"{prefix}before") if "before" in envelope_type.names else nothing).alias("before"),
         f.col(f"{prefix}after").alias("after"),
         _order(of_source).alias("order"),
-        f.lit(False).alias("is_bad"),
-        unavailable_columns(f.col(f"{prefix}after"), row_type, placeholder).alias("unavailable"),
+        f.when(
+            f.col(f"{prefix}op").isin(*WRITES),
+            _unavailable_text(f.col(f"{prefix}after"), row_type, placeholder),
+        ).alias("misfit"),
+        f.substring(whole.cast("string"), 1, 200).alias("shown"),
     )
-    rows = df.select(
-        whole.alias("v"),
-        envelope.alias("e"),
-        nothing.alias("k"),
-        f.lit(False).alias("is_key_bad"),
-    )
-    return _Opened(rows.where(f.col("v").isNotNull()), row_type)
-
-
-def _of_json(
-    df: DataFrame, row_type: StructType, *, timestamps: str, placeholder: UnavailableValue
-) -> _Opened:
-    """Return the parts of a JSON envelope, with or without its schema.
-
-    `df` has the envelope as column `v`, and the record's key as column `kt`.
-    """
-    from pyspark.sql import functions as f
-    from pyspark.sql import types as t
-
-    read_type = read_row_type(row_type)
-    inner = t.StructType(
-        [
-            t.StructField("op", t.StringType()),
-            t.StructField("before", read_type),
-            t.StructField("after", read_type),
-            t.StructField("source", t.StructType.fromDDL(_SOURCE)),
-        ]
-    )
-    whole = _with_unread([*inner, t.StructField("payload", inner)])
-    payload_type = _with_unread([t.StructField("payload", read_type)])
-    plain = _with_unread([*read_type])
-    # Several steps: within one step Spark repeats an expression at each of its uses.
-    rows = df.where(f.col("v").isNotNull()).select(
-        "v",
-        f.from_json(_with_names_of(f.col("v").cast("string"), row_type), whole, _READING).alias(
-            "p"
-        ),
-        _with_names_of(f.col("kt"), row_type, of_key=True).alias("kt"),
-    )
-    rows = rows.select(
-        "v",
-        *[f.coalesce(f"p.payload.{x.name}", f"p.{x.name}").alias(x.name) for x in inner],
-        f.col(f"p.{_UNREAD}").alias("unread"),
-        f.from_json("kt", payload_type, _READING).alias("wrapped"),
-        f.from_json("kt", plain, _READING).alias("plain"),
-    )
-    of_plain = [f.col("plain")[x.name] for x in row_type]
-    has_any = f.coalesce(*[value.cast("string") for value in of_plain]).isNotNull()
-    row = f.struct(*[value.alias(x.name) for value, x in zip(of_plain, row_type, strict=True)])
-    key_unread = f.when(f.col("wrapped.payload").isNull(), f.col(f"plain.{_UNREAD}")).otherwise(
-        f.col(f"wrapped.{_UNREAD}")
-    )
-    rows = rows.select(
-        "v",
-        *inner.names,
-        "unread",
-        f.coalesce("wrapped.payload", f.when(has_any, row)).alias("key"),
-        key_unread.alias("key_unread"),
-    )
-    is_bad = f.col("unread").isNotNull()
-    for name in ("before", "after"):
-        is_bad |= loses_any(f.col(name), row_type, timestamps)
-    envelope = f.struct(
-        "op",
-        converted_row(f.col("before"), row_type, timestamps).alias("before"),
-        converted_row(f.col("after"), row_type, timestamps).alias("after"),
-        _order(lambda name: f.col("source")[name]).alias("order"),
-        is_bad.alias("is_bad"),
-        unavailable_columns(f.col("after"), read_type, placeholder).alias("unavailable"),
-    )
-    is_key_bad = f.col("key_unread").isNotNull() | loses_any(f.col("key"), row_type, timestamps)
-    rows = rows.select(
-        "v",
-        envelope.alias("e"),
-        converted_row(f.col("key"), row_type, timestamps).alias("k"),
-        is_key_bad.alias("is_key_bad"),
-    )
+    rows = df.where(whole.isNotNull()).select(envelope.alias("e"), nothing.alias("k"))
     return _Opened(rows, row_type)
 
 
-def _with_unread(fields: list[StructField]) -> StructType:
-    from pyspark.sql import types as t
-
-    return t.StructType([*fields, t.StructField(_UNREAD, t.StringType())])
-
-
-def _with_names_of(text: Column, row_type: StructType, *, of_key: bool = False) -> Column:
-    """Return JSON of an envelope or a key with the column names in the schema's spelling."""
+def _of_json(df: DataFrame, row_type: StructType, envelopes: JsonEnvelopes) -> _Opened:
+    """Return the parts of a JSON envelope, in column `v`; column `kt` has the record's key."""
     from pyspark.sql import functions as f
+    from pyspark.sql import types as t
+    from pyspark.sql.pandas.types import from_arrow_schema
 
-    names = [x.name for x in row_type]
-    either = "|".join(re.escape(name) for name in names)
-    # In JSON any text before a colon is a name. A match outside of names costs only time.
-    has_different_case = text.rlike(rf'(?<!\\)"(?!(?:{either})")(?iu:{either})"\s*:')
-    schema_names = f.create_map(*[f.lit(part) for name in names for part in (name.lower(), name)])
-
-    def named(row: Column) -> Column:
-        def name_of(name: Column) -> Column:
-            schema_name = f.coalesce(schema_names[f.lower(name)], name)
-            return f.when(f.map_contains_key(row, schema_name), name).otherwise(schema_name)
-
-        return f.transform_keys(row, lambda name, _value: name_of(name))
-
-    def within(whole: Column, members: Sequence[str], change: Callable[[Column], Column]) -> Column:
-        def changed(member: Column, value: Column) -> Column:
-            changed_value = f.to_variant_object(change(value.try_cast(_OBJECT)))
-            return f.when(member.isin(*members), f.coalesce(changed_value, value)).otherwise(value)
-
-        return f.transform_values(whole, changed)
-
-    # Variants become the same JSON again.
-    whole = f.from_json(text, _OBJECT)
-    if of_key:
-        whole = within(named(whole), ["payload"], named)
-    else:
-        rows = ["before", "after"]
-        whole = within(within(whole, rows, named), ["payload"], lambda m: within(m, rows, named))
-    return f.when(has_different_case, f.coalesce(f.to_json(whole), text)).otherwise(text)
+    parts = {
+        "op": t.StringType(),
+        "before": row_type,
+        "after": row_type,
+        "source": from_arrow_schema(pa.schema(list(SOURCE.items()))),
+        "k": row_type,
+        "misfit": t.StringType(),
+        "shown": t.StringType(),
+    }
+    rows = df.mapInArrow(
+        spark_iterator_errors(envelopes.read),
+        t.StructType([t.StructField(name, kind) for name, kind in parts.items()]),
+    )
+    envelope = f.struct(
+        "op",
+        "before",
+        "after",
+        _order(lambda name: f.col("source")[name]).alias("order"),
+        "misfit",
+        "shown",
+    )
+    return _Opened(rows.select(envelope.alias("e"), "k"), row_type)
 
 
 def _order(of_source: Callable[[str], Column]) -> Column:
@@ -448,3 +340,35 @@ def _order(of_source: Callable[[str], Column]) -> Column:
         _ROW_BITS,
     ) + f.coalesce(number("row"), f.lit(0))
     return f.coalesce(number("lsn"), position, number("ts_us"), number("ts_ms") * 1_000)
+
+
+def _unavailable_text(row: Column, row_type: StructType, value: UnavailableValue) -> Column:
+    """Return the reason why a write with unavailable values is malformed, else null."""
+    from pyspark.sql import functions as f
+
+    names = []
+    for x in row_type:
+        is_placeholder = _is_unavailable(row[x.name], x.dataType, value)
+        if is_placeholder is not None:
+            names.append(f.when(is_placeholder, f.lit(x.name)))
+    shown = f.array_join(f.array(f.lit(None).cast("string"), *names), ", ")
+    text = f.concat(f.lit("debezium: column "), shown, f.lit(f": {value.reason}"))
+    return f.when(shown != "", text)
+
+
+def _is_unavailable(column: Column, kind: DataType, value: UnavailableValue) -> Column | None:
+    """Return whether a column has the placeholder; None for a type without placeholders."""
+    from pyspark.sql import functions as f
+    from pyspark.sql import types as t
+
+    raw = value.placeholder.encode()
+    if isinstance(kind, t.StringType):
+        return column.isin(*value.texts)
+    if isinstance(kind, t.BinaryType):
+        return column == f.lit(raw)
+    if isinstance(kind, t.ArrayType):
+        # Only arrays of these sizes are turned into JSON for the comparison.
+        return f.size(column).isin(1, len(raw)) & f.to_json(column).isin(*value.texts)
+    if isinstance(kind, t.MapType) and isinstance(kind.keyType, t.StringType):
+        return f.map_contains_key(column, f.lit(value.placeholder))
+    return None

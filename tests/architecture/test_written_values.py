@@ -22,7 +22,7 @@ from tests.architecture.source_files import SourceFile, library_files
 _CONNECTOR: Final = "streamhouse.connector"
 _CLIENT: Final = "streamhouse.client"
 _RECORDS: Final = "streamhouse.core.model.records"
-_DEBEZIUM: Final = "streamhouse.storage_service.kafka.values._debezium"
+_DEBEZIUM: Final = "streamhouse.core.text.debezium_rows"
 
 # Name -> the modules that may use it, and why.
 USERS: Final[dict[str, dict[str, str]]] = {
@@ -44,8 +44,7 @@ USERS: Final[dict[str, dict[str, str]]] = {
     "settled": {f"{_CONNECTOR}.changes._commit": "settles what all changes stage"},
     "try_cast": {
         f"{_CONNECTOR}.changes._assigned_values": "converts keys, and sees that nothing is lost",
-        f"{_CONNECTOR}.cdc._envelope": "reads numbers of Debezium's JSON",
-        f"{_CONNECTOR}.cdc._envelope_values": "reads values of Debezium's JSON",
+        f"{_CONNECTOR}.cdc._envelope": "reads the numbers of a source's position",
     },
     # Marks in the options of a write say in which query and run of a stream it is.
     "stream_marks": {
@@ -58,10 +57,10 @@ USERS: Final[dict[str, dict[str, str]]] = {
         f"{_CONNECTOR}.format.registration": "writes to the format",
         f"{_CONNECTOR}.names._answers": "creates a table, and writes to the format",
     },
-    "unavailable_columns": {f"{_CONNECTOR}.cdc._envelope": "asks it of each row"},
+    "_unavailable_text": {f"{_CONNECTOR}.cdc._envelope": "asks it of each parsed row"},
     "columns_of": {
         "streamhouse.cdc_source._change_rows": "asks it of each row of `streamhouse cdc`",
-        _DEBEZIUM: "asks it of each record of the Kafka door",
+        _DEBEZIUM: "asks it of each JSON envelope, of Spark and of the Kafka door",
     },
 }
 
@@ -75,7 +74,7 @@ OWN_NUMBERS: Final = {
 
 # Readers of Debezium's envelope -> what they ask for the placeholder.
 ENVELOPES: Final = {
-    f"{_CONNECTOR}.cdc._envelope": "unavailable_columns",
+    f"{_CONNECTOR}.cdc._envelope": "_unavailable_text",
     "streamhouse.cdc_source._debezium_engine": "placeholder",
     _DEBEZIUM: "columns_of",
 }

@@ -6,35 +6,18 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.model.schema import empty_batch
 from streamhouse.core.rows.checked_rows import ReadRows
-from streamhouse.core.text.json_objects import JsonTexts, RowReader, joined_runs
+from streamhouse.core.text.json_objects import RowReader, joined_runs, texts_of
 from streamhouse.storage_service.kafka.values._draft import DraftBounds, spread_out
 
-__all__ = ["json_columns", "json_keys", "texts_of"]
+__all__ = ["json_columns", "json_keys"]
 
-# Arrow joins more values in less time.
-_FEW_VALUES: Final = 1_000
 # A number, word or text, which an object can contain without changing the meaning.
 _SCALAR: Final = r'^[ \t\r\n]*(?:"(?:[^"\\]|\\.)*"|[^ \t\r\n",:\[\]{}]+)[ \t\r\n]*$'
-
-
-def texts_of(values: pa.BinaryArray) -> JsonTexts:
-    """Return values, without nulls, as texts with a newline in between."""
-    count = len(values)
-    bounds = np.frombuffer(values.buffers()[1], np.int32, count + 1, 4 * values.offset)
-    lengths = np.diff(bounds).astype(np.int64)
-    if count <= _FEW_VALUES:
-        body: bytes | pa.Buffer = b"\n".join(values.to_pylist())
-    else:
-        whole = pa.LargeListArray.from_arrays(pa.array([0, count], pa.int64()), values)
-        body = pc.binary_join(whole, pa.scalar(b"\n", pa.binary()))[0].as_buffer()
-    ends = np.cumsum(lengths + 1) - 1
-    return JsonTexts(body, ends - lengths, ends)
 
 
 def json_columns(

@@ -40,6 +40,7 @@ __all__ = [
     "check_finite",
     "joined_runs",
     "runs_of",
+    "texts_of",
 ]
 
 _RUN_BYTES: Final = 1 << 20
@@ -52,6 +53,8 @@ ODD_TEXTS_MAX: Final = 65_536
 _FEW_TEXTS: Final = 16
 # Python reads a text with more leading or trailing blanks.
 _BLANKS_MAX: Final = 64
+# Arrow joins more values in less time.
+_FEW_VALUES: Final = 1_000
 _IS_BLANK: Final = np.isin(np.arange(256), list(b" \t\r\n"))
 
 _Run = TypeVar("_Run")
@@ -119,6 +122,20 @@ class JsonTexts:
         """Return the end of the texts from `first` on within `bytes_max`; one text at least."""
         end = int(np.searchsorted(self.ends, self.starts[first] + bytes_max, side="right"))
         return max(end, first + 1)
+
+
+def texts_of(values: pa.BinaryArray) -> JsonTexts:
+    """Return values, without nulls, as texts with a newline in between."""
+    count = len(values)
+    bounds = np.frombuffer(values.buffers()[1], np.int32, count + 1, 4 * values.offset)
+    lengths = np.diff(bounds).astype(np.int64)
+    if count <= _FEW_VALUES:
+        body: bytes | pa.Buffer = b"\n".join(values.to_pylist())
+    else:
+        whole = pa.LargeListArray.from_arrays(pa.array([0, count], pa.int64()), values)
+        body = pc.binary_join(whole, pa.scalar(b"\n", pa.binary()))[0].as_buffer()
+    ends = np.cumsum(lengths + 1) - 1
+    return JsonTexts(body, ends - lengths, ends)
 
 
 def _trimmed(

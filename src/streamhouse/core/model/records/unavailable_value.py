@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any, Final
@@ -48,8 +49,11 @@ class UnavailableValue:
         )
         texts = [form if isinstance(form, str) else _json(form) for form in self.forms]
         self.texts = tuple(dict.fromkeys(texts))
-        self._marks = (placeholder, as_bytes, as_uuid, ",".join(map(str, numbers[:8])))
-        self._byte_marks = tuple(mark.encode() for mark in self._marks)
+        few = [str(number) for number in numbers[:8]]
+        self._marks = (placeholder, as_bytes, as_uuid, ",".join(few), '","'.join(few))
+        self._byte_marks = tuple(mark.encode() for mark in self._marks[:3])
+        # Other programs than Debezium write JSON with blanks.
+        self._numbers = re.compile(r'"?\s*,\s*"?'.join(few).encode())
 
     def may_be_in(self, events: bytes, *, has_arrays: bool = True) -> bool:
         """Return whether events may contain the placeholder; False is always right.
@@ -57,7 +61,9 @@ class UnavailableValue:
         Without array columns, only two of the forms are possible.
         """
         marks = self._byte_marks if has_arrays else self._byte_marks[:2]
-        return any(mark in events for mark in marks)
+        return any(mark in events for mark in marks) or (
+            has_arrays and self._numbers.search(events) is not None
+        )
 
     def columns_of(self, row: Mapping[str, Any], text: str | None = None) -> tuple[str, ...]:
         """Return the columns of `row` with the placeholder.

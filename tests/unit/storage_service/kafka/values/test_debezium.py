@@ -359,3 +359,52 @@ def test_a_key_of_several_columns_is_old_as_a_whole() -> None:
         {"a": "9", "b": "3"},
     ]
     assert found.positions.tolist() == [0, 0, 1]
+
+
+def test_names_match_in_any_case_and_the_very_name_comes_first() -> None:
+    both = {"id": 2, "ID": 9, "name": None, "NAME": "x"}
+    straße = pa.schema([PEOPLE.field("id"), pa.field("straße", pa.string())])
+
+    found = _read(_envelope("c", None, {"ID": 1, "Name": "Ann"}), _envelope("c", None, both))
+    deleted = _read(_envelope("d"), keys=[b'{"ID":9}'])
+    beyond_ascii = _read(_envelope("c", None, {"id": 1, "STRASSE": "x"}),
+                         _envelope("c", None, {"id": 2, "Straße": "z"}), schema=straße)  # fmt: skip
+
+    assert found.rows.column("id").to_pylist() == [1, 2]
+    assert found.rows.column("name").to_pylist() == ["Ann", None]
+    assert deleted.rows.column("id").to_pylist() == [9]
+    assert beyond_ascii.rows.column("straße").to_pylist() == [None, "z"]
+
+
+def test_a_count_of_time_beyond_the_years_is_bad_and_names_its_column() -> None:
+    ns = 1_700_000_000_000_000_000
+    rows = [{"woke": ns}, {"seen": -ns}, {"born": 2_932_897}, {"woke": 1.5}, {"born": 2_932_896}]
+
+    found = _read(*[_envelope("c", None, {"id": 1, **row}) for row in rows])
+
+    assert [misfit.column for misfit in found.misfits.values()] == ["woke", "seen", "born", "woke"]
+    assert "outside of the years 1 to 9999" in _reasons(found)[0]
+    assert found.positions.tolist() == [4]
+
+
+def test_bytes_and_times_in_arrays_have_the_forms_of_columns() -> None:
+    fields = [("blobs", pa.list_(pa.binary())), ("times", pa.list_(pa.timestamp("us")))]
+    schema = pa.schema([PEOPLE.field("id"), *fields])
+    kind = {"field": "times", "items": {"name": "io.debezium.time.Timestamp"}}
+    beside = {"fields": [{"field": "after", "fields": [kind]}]}
+    row = {"id": 1, "blobs": ["AAAA", None], "times": [1, None]}
+
+    found = _read({"schema": beside, "payload": _envelope("c", None, row)}, schema=schema)
+
+    moment = datetime.datetime(1970, 1, 1, 0, 0, 0, 1_000)
+    assert found.rows.to_pylist() == [{"id": 1, "blobs": [bytes(3), None], "times": [moment, None]}]
+
+
+@pytest.mark.parametrize("numbers", [list(_RAW), [str(number) for number in _RAW]])
+def test_a_placeholder_of_numbers_is_seen_between_blanks_too(numbers: list[Any]) -> None:
+    kind = pa.list_(pa.string() if isinstance(numbers[0], str) else pa.int32())
+    schema = pa.schema([PEOPLE.field("id"), pa.field("doc", kind)])
+
+    found = _read(_envelope("u", None, {"id": 2, "doc": numbers}), schema=schema)
+
+    assert [misfit.column for misfit in found.misfits.values()] == ["doc"]
