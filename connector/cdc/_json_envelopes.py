@@ -46,6 +46,7 @@ class JsonEnvelopes:
                 check=lambda _rows, _bytes: None,
                 what="debezium",
                 unit=self.unit,
+                any_case=True,
                 unavailable=self.unavailable,
             )
             for parts in ((*ROW_PARTS, "source"), ())

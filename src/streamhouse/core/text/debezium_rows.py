@@ -2,8 +2,8 @@
 
 An envelope is `{op, before, after, source}`, alone or as the payload beside its schema.
 
-- A column's name matches in any case; the very name comes first. Fields without a column are left
-  out.
+- Fields without a column are left out. As the caller says, a column's name matches in any case; the
+  very name comes first.
 - A time is a text or a number since 1970: days, or microseconds (or milliseconds, as the caller
   says), or the unit of the schema beside the envelope. A text without a zone is a time of UTC.
 - Bytes are base64. Decimals are texts or numbers.
@@ -88,6 +88,7 @@ class EnvelopeReader:
         unit: the unit of a timestamp that comes as a number without a schema, `us` or `ms`.
         reads_texts: whether a text may be a number or a boolean, as in all JSON of the Kafka door;
             a decimal is always also a text.
+        any_case: whether names match in any case; the search takes an eighth of the reading.
         unavailable: the placeholder for values unchanged by an update.
     """
 
@@ -100,6 +101,7 @@ class EnvelopeReader:
         what: str,
         unit: str = "us",
         reads_texts: bool = False,
+        any_case: bool = False,
         unavailable: UnavailableValue | None = None,
     ) -> None:
         self._types = types
@@ -109,7 +111,7 @@ class EnvelopeReader:
         self._unit = unit
         self._reads_texts = reads_texts
         self._unavailable = unavailable or UnavailableValue()
-        self._columns = {name.lower(): name for name in types}
+        self._columns = {name.lower(): name for name in types} if any_case else {}
         self._unit_marks = [name.encode() for name, other in _UNITS.items() if other != unit]
         self._width = width_of(types.values()) * 2 * max(len(parts), 1)
         # Debezium's default first: days and microseconds as numbers, times with a zone as texts.
@@ -190,7 +192,7 @@ class EnvelopeReader:
                 columns, nulls = self._columns_of(rows, units)
             except (pa.ArrowException, SchemaMismatchError):
                 continue
-            if nulls and self._has_other_names(texts, first, end, nulls):
+            if self._columns and nulls and self._has_other_names(texts, first, end, nulls):
                 return None
             # The next run probably has the same form.
             self._guesses = [guess, *(schema for schema in self._guesses if schema is not guess)]

@@ -361,21 +361,6 @@ def test_a_key_of_several_columns_is_old_as_a_whole() -> None:
     assert found.positions.tolist() == [0, 0, 1]
 
 
-def test_names_match_in_any_case_and_the_very_name_comes_first() -> None:
-    both = {"id": 2, "ID": 9, "name": None, "NAME": "x"}
-    straße = pa.schema([PEOPLE.field("id"), pa.field("straße", pa.string())])
-
-    found = _read(_envelope("c", None, {"ID": 1, "Name": "Ann"}), _envelope("c", None, both))
-    deleted = _read(_envelope("d"), keys=[b'{"ID":9}'])
-    beyond_ascii = _read(_envelope("c", None, {"id": 1, "STRASSE": "x"}),
-                         _envelope("c", None, {"id": 2, "Straße": "z"}), schema=straße)  # fmt: skip
-
-    assert found.rows.column("id").to_pylist() == [1, 2]
-    assert found.rows.column("name").to_pylist() == ["Ann", None]
-    assert deleted.rows.column("id").to_pylist() == [9]
-    assert beyond_ascii.rows.column("straße").to_pylist() == [None, "z"]
-
-
 def test_a_count_of_time_beyond_the_years_is_bad_and_names_its_column() -> None:
     ns = 1_700_000_000_000_000_000
     rows = [{"woke": ns}, {"seen": -ns}, {"born": 2_932_897}, {"woke": 1.5}, {"born": 2_932_896}]
