@@ -94,16 +94,10 @@ def debezium(
             raise InvalidRequestError(
                 f"debezium: {name} = '{choice}' is not one of {', '.join(choices)}"
             )
-    placeholder = UnavailableValue(unavailable)
     rows, row_type = _opened(
-        df,
-        schema,
-        value=value,
-        key=key,
-        unit=_UNITS[timestamps],
-        has_keys=keys is not None,
-        placeholder=placeholder,
-    )
+        df, schema, value=value, key=key, unit=_UNITS[timestamps],
+        has_keys=keys is not None, placeholder=UnavailableValue(unavailable),
+    )  # fmt: skip
     op = f.coalesce(f.col("e.op"), f.lit("?"))
     is_bad = op.isin(*WRITES, "d") & f.col("e.misfit").isNotNull()
     rows = rows.where(op != "m")

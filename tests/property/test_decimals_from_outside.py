@@ -22,8 +22,8 @@ from streamhouse.core.errors import InvalidPredicateError, SchemaMismatchError
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.model.values.decimals import as_decimal
+from streamhouse.core.rows._row_text import column_of
 from streamhouse.core.rows.row_splitter import RowSplitter, cast_values
-from streamhouse.core.rows.row_text import column_of
 from streamhouse.reading.where._evaluation import filter_batch
 from streamhouse.reading.where.parser import parse_predicate
 from tests.support.examples import examples

@@ -23,8 +23,8 @@ from streamhouse.core.model.table import (
     TableInfo,
     TablePath,
 )
+from streamhouse.core.rows._row_text import row_of
 from streamhouse.core.rows.checked_rows import CheckedRows
-from streamhouse.core.rows.row_text import row_of
 
 __all__ = [
     "ID_COLUMN",

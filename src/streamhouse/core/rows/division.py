@@ -15,6 +15,7 @@ import pyarrow as pa
 from streamhouse.core.model.casts.conform import check_schema
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, empty_batch
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.rows._row_text import column_of
 from streamhouse.core.rows.checked_rows import (
     CheckedRows,
     Misfit,
@@ -24,7 +25,6 @@ from streamhouse.core.rows.checked_rows import (
     joined,
 )
 from streamhouse.core.rows.row_splitter import RowSplitter, castable
-from streamhouse.core.rows.row_text import column_of
 from streamhouse.core.types.registry import type_of
 
 __all__ = ["divide", "divide_rows", "read_rows"]

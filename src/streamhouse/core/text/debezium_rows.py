@@ -27,9 +27,9 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.records.unavailable_value import UnavailableValue
 from streamhouse.core.model.schema import empty_batch
+from streamhouse.core.rows._row_text import column_of
 from streamhouse.core.rows.checked_rows import Misfit, Misfits, ReadRows
 from streamhouse.core.rows.division import read_rows
-from streamhouse.core.rows.row_text import column_of
 from streamhouse.core.text.base64_columns import from_base64
 from streamhouse.core.text.json_objects import (
     JsonTexts,

@@ -15,8 +15,8 @@ from streamhouse.core.model.casts.conform import check_schema
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.rows import row_splitter
+from streamhouse.core.rows._row_text import column_of, row_of
 from streamhouse.core.rows.row_splitter import RowSplitter, castable
-from streamhouse.core.rows.row_text import column_of, row_of
 from streamhouse.storage_service.kv.plan import write_input
 from tests.support.held_step import lower
 
