@@ -477,7 +477,12 @@ class _Walk:
 
     def __call__(self, frame: Any, event: str, _: Any) -> None:
         file = frame.f_code.co_filename
-        if self.is_on and event == "call" and "/streamhouse/" in file and "/tests/" not in file:
+        if (
+            self.is_on
+            and event == "call"
+            and "/streamhouse/" in file
+            and "/streamhouse/tests/" not in file
+        ):
             thread = threading.get_ident()
             if self._last.get(thread) != file:
                 self.entered[file.rpartition("/streamhouse/")[2]] += 1
