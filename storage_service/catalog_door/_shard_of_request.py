@@ -14,8 +14,8 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
-from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards.peers import HANDED_ON, PeerAnswer, PeerRequest
 
 __all__ = ["catalog_tables", "handed_on"]
 

@@ -15,8 +15,8 @@ from streamhouse.core.rows.companion import (
     companion_descriptor,
 )
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.server.other_shards import Shards
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards.other_shards import Shards
 
 __all__ = ["ensure_companion"]
 

@@ -48,22 +48,22 @@ from streamhouse.storage_service.ownership.shards.owners import LeaseOwners
 from streamhouse.storage_service.server._app import ServiceApp
 from streamhouse.storage_service.server._front_app import FrontApp
 from streamhouse.storage_service.server._gauges import read_state
-from streamhouse.storage_service.server._moves import MoveDesk
-from streamhouse.storage_service.server._sockets import (
+from streamhouse.storage_service.server.doors import Door, Doors
+from streamhouse.storage_service.server.history.lake_reads import LakeReads
+from streamhouse.storage_service.server.http._http_server import HttpServer, http_config
+from streamhouse.storage_service.server.http._sockets import (
     bound_socket,
     endpoint_of,
     listen_on,
     shared_sockets,
 )
-from streamhouse.storage_service.server.doors import Door, Doors
-from streamhouse.storage_service.server.history.lake_reads import LakeReads
-from streamhouse.storage_service.server.http._http_server import HttpServer, http_config
 from streamhouse.storage_service.server.http.http_exchange import App, Tenure
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import Certificate
-from streamhouse.storage_service.server.other_shards import Shards
-from streamhouse.storage_service.server.peers import HttpPeers
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards._moves import MoveDesk
+from streamhouse.storage_service.server.shards.other_shards import Shards
+from streamhouse.storage_service.server.shards.peers import HttpPeers
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 if TYPE_CHECKING:

@@ -30,7 +30,6 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.upkeep.jobs import Job
-from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
 from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
@@ -54,7 +53,8 @@ from streamhouse.storage_service.server.http.http_exchange import (
     Tenure,
 )
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
-from streamhouse.storage_service.server.other_shards import Shards
+from streamhouse.storage_service.server.shards._moves import MoveDesk
+from streamhouse.storage_service.server.shards.other_shards import Shards
 from streamhouse.storage_service.server.status._service_figures import ServiceFigures
 from streamhouse.storage_service.server.status._status import STATUS_INTERVAL_MS, StatusSampler
 from streamhouse.storage_service.server.status.event_loop import LOOP_LAG_MS, LoopLag

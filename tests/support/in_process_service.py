@@ -55,14 +55,14 @@ from streamhouse.storage_service.ownership.shards.directory import ShardDirector
 from streamhouse.storage_service.ownership.shards.owners import LeaseOwners
 from streamhouse.storage_service.server._app import ServiceApp
 from streamhouse.storage_service.server._gauges import read_state
-from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.http.http_exchange import Tenure
-from streamhouse.storage_service.server.other_shards import Shards
-from streamhouse.storage_service.server.peers import HttpPeers
 from streamhouse.storage_service.server.routes import ROUTES, RouteTable
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards._moves import MoveDesk
+from streamhouse.storage_service.server.shards.other_shards import Shards
+from streamhouse.storage_service.server.shards.peers import HttpPeers
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 from tests.support.kv_world import looked_up

@@ -16,8 +16,8 @@ from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
 from streamhouse.storage_service.ownership.shards.owners import Owner
 from streamhouse.storage_service.ownership.shards.tickets import MoveTicket
-from streamhouse.storage_service.server._moves import MoveDesk
-from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
+from streamhouse.storage_service.server.shards._moves import MoveDesk
+from streamhouse.storage_service.server.shards.peers import PeerAnswer, PeerRequest
 from tests.support.in_process_service import InProcessService, in_process_service
 
 __all__ = ["ShardWorld", "frozen_move"]

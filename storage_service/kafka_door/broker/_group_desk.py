@@ -22,8 +22,8 @@ from streamhouse.storage_service.kafka.groups.coordinator_shard import coordinat
 from streamhouse.storage_service.kafka.groups.messages import Identity
 from streamhouse.storage_service.kafka_door._error_codes import error_code_of
 from streamhouse.storage_service.server.exchange import Exchange
-from streamhouse.storage_service.server.other_shards import ShardState
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards.other_shards import ShardState
 
 __all__ = ["GroupDesk", "code_for_members", "retriable_by_members"]
 

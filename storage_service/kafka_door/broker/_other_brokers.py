@@ -17,7 +17,7 @@ from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.kafka.topics import TopicTable, node_id_of
 from streamhouse.storage_service.kafka_door.broker._broker_state import BrokerAddress, BrokerState
 from streamhouse.storage_service.kafka_door.broker._shard_calls import ShardCaller, ask_shard
-from streamhouse.storage_service.server.other_shards import ShardState
+from streamhouse.storage_service.server.shards.other_shards import ShardState
 
 __all__ = ["KnownTopic", "OtherBroker", "OtherBrokers"]
 

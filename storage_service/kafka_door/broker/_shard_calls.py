@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol
 from streamhouse.core.errors import UnavailableError, error_for_code
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.server.caller import Caller
-from streamhouse.storage_service.server.peers import HANDED_ON, PeerRequest
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards.peers import HANDED_ON, PeerRequest
 
 __all__ = ["ShardCaller", "TableLocations", "ask_shard", "remote_endpoint"]
 

@@ -59,7 +59,6 @@ from streamhouse.storage_service.server.access.access import token_of
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.doors import Door
 from streamhouse.storage_service.server.http.http_exchange import Body, HttpExchange
-from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest
 from streamhouse.storage_service.server.routes import (
     ANY,
     ANY_TOKEN,
@@ -68,6 +67,7 @@ from streamhouse.storage_service.server.routes import (
     RouteMatch,
 )
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards.peers import HANDED_ON, PeerAnswer, PeerRequest
 
 __all__ = ["RegistryDoor"]
 

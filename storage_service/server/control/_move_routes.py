@@ -6,7 +6,6 @@ from fastapi import Request
 
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.core.model.table import TablePath
-from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server.control._request_bodies import (
     MoveTable,
     ReceiveTable,
@@ -14,6 +13,7 @@ from streamhouse.storage_service.server.control._request_bodies import (
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
 from streamhouse.storage_service.server.http.http_exchange import exchange_of
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards._moves import MoveDesk
 
 __all__ = ["move_routes"]
 

@@ -12,9 +12,9 @@ from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.ownership.shards.owners import Owner
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
-from streamhouse.storage_service.server.other_shards import ShardState
-from streamhouse.storage_service.server.peers import HANDED_ON, HttpPeers, PeerRequest
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards.other_shards import ShardState
+from streamhouse.storage_service.server.shards.peers import HANDED_ON, HttpPeers, PeerRequest
 from streamhouse.storage_service.server.status._status import CONSUMERS_BRIEF_MAX, lateness
 
 __all__ = ["shards_of_all", "status_of_all"]

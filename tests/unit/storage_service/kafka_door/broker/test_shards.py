@@ -25,7 +25,7 @@ from streamhouse.storage_service.kafka_door.broker._group_desk import GroupDesk
 from streamhouse.storage_service.kafka_door.broker._other_brokers import OtherBrokers
 from streamhouse.storage_service.kafka_door.broker._producers import RefusedPlaces
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectEntry
-from streamhouse.storage_service.server.peers import HttpPeers, PeerAnswer, PeerRequest
+from streamhouse.storage_service.server.shards.peers import HttpPeers, PeerAnswer, PeerRequest
 from tests.support.in_process_service import ids_of
 from tests.support.kafka_batches import produced, records
 from tests.support.kafka_world import kafka_door

@@ -31,7 +31,7 @@ from streamhouse.storage_service.ownership.shards.directory import ShardDirector
 from streamhouse.storage_service.ownership.shards.entries import NameEntry, NameState
 from streamhouse.storage_service.ownership.shards.owners import LeaseOwners, Owner
 from streamhouse.storage_service.ownership.shards.placement import least_loaded, table_counts
-from streamhouse.storage_service.server.peers import HttpPeers
+from streamhouse.storage_service.server.shards.peers import HttpPeers
 
 __all__ = ["ShardState", "Shards"]
 

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from streamhouse.core.errors import UnavailableError, UnknownOutcomeError
-from streamhouse.storage_service.server.peers import HttpPeers, PeerAnswer, PeerRequest
+from streamhouse.storage_service.server.shards.peers import HttpPeers, PeerAnswer, PeerRequest
 from tests.support.scripted_server import Act, ScriptedServer
 
 

@@ -13,7 +13,7 @@ from streamhouse.storage_service.ownership.journal.store._file_store import File
 from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory, ShardRecord
 from streamhouse.storage_service.ownership.shards.owners import Owner
-from streamhouse.storage_service.server.other_shards import Shards
+from streamhouse.storage_service.server.shards.other_shards import Shards
 from tests.support.in_process_service import (
     InProcessService,
     event_rows,

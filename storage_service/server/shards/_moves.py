@@ -27,8 +27,8 @@ from streamhouse.storage_service.engine.table_arrivals import Asked
 from streamhouse.storage_service.engine.table_moves import TableMoves
 from streamhouse.storage_service.engine.upkeep.jobs import Job
 from streamhouse.storage_service.ownership.shards.tickets import MoveTicket
-from streamhouse.storage_service.server.other_shards import Shards
-from streamhouse.storage_service.server.peers import PeerRequest
+from streamhouse.storage_service.server.shards.other_shards import Shards
+from streamhouse.storage_service.server.shards.peers import PeerRequest
 
 __all__ = ["MoveDesk"]
 
