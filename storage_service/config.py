@@ -26,7 +26,7 @@ from streamhouse.core.model.lake.facts import (
     is_rest_catalog,
 )
 from streamhouse.storage_service.config_option import (
-    ConfigOption,
+    Limit,
     Setting,
     fixed,
     limit,
@@ -424,10 +424,10 @@ class ServiceConfig(ServiceSettings):
             raise InvalidRequestError("TLS needs both --tls-cert and --tls-key")
 
     @classmethod
-    def limits(cls) -> list[ConfigOption]:
+    def limits(cls) -> list[Limit]:
         """Return every limit in the order of the documentation: limits with an option first."""
         return [
-            ConfigOption(
+            Limit(
                 section=f.metadata["section"],
                 name=f.name,
                 default=int(f.default),  # type: ignore[arg-type]  # a limit's default is an int
@@ -444,7 +444,7 @@ class ServiceConfig(ServiceSettings):
         return settings_of(cls)
 
     @classmethod
-    def options(cls) -> list[ConfigOption]:
+    def options(cls) -> list[Limit]:
         """Return the limits with a command line option."""
         return [option for option in cls.limits() if option.section]
 

@@ -19,7 +19,7 @@ from streamhouse.core.model.values.units import (
     size_as_option,
 )
 
-__all__ = ["ConfigOption", "Kind", "Setting", "fixed", "limit", "setting", "settings_of"]
+__all__ = ["Kind", "Limit", "Setting", "fixed", "limit", "setting", "settings_of"]
 
 _DIGITS_MAX = 18
 
@@ -101,8 +101,8 @@ def fixed(default: int, unit: str, text: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigOption:
-    """One limit, for the command line and the documentation.
+class Limit:
+    """One limit: `name` is the field of `ServiceConfig`.
 
     `section` is the section of the command line's help; a limit without a section has no option.
     """

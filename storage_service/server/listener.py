@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from streamhouse.core.traces.spans import Spans
 if TYPE_CHECKING:
     # Loading the lake library takes a second, and most services never read the lake.
-    from streamhouse.reading.plan.lake_history import IcebergHistory
+    from streamhouse.reading.lake_only.lake_history import IcebergHistory
 
 __all__ = ["run_service"]
 
@@ -141,7 +141,7 @@ def run_service(
 
 def _lake_rows(catalog: LakeCatalog) -> LakeRows:
     def lake_rows(table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
-        from streamhouse.reading.plan.lake_bucket import lake_bucket_rows  # noqa: PLC0415 - pyiceberg loads with the first read
+        from streamhouse.reading.lake_only.lake_bucket import lake_bucket_rows  # noqa: PLC0415 - pyiceberg loads with the first read
 
         return lake_bucket_rows(catalog, table, lake, bucket)
 
@@ -149,7 +149,7 @@ def _lake_rows(catalog: LakeCatalog) -> LakeRows:
 
 
 def _lake_history(catalog: LakeCatalog) -> IcebergHistory:
-    from streamhouse.reading.plan.lake_history import IcebergHistory  # noqa: PLC0415 - pyiceberg loads with the first read
+    from streamhouse.reading.lake_only.lake_history import IcebergHistory  # noqa: PLC0415 - pyiceberg loads with the first read
 
     return IcebergHistory(catalog)
 

@@ -6,6 +6,7 @@ import ast
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from tests.architecture.source_files import (
 
 FILE_LINES_MAX: Final = 600
 FUNCTION_LINES_MAX: Final = 70
+FOLDER_FILES_MAX: Final = 15
 COLUMNS_MAX: Final = 100
 
 # What may be longer, and why. An entry that is no longer needed fails a test.
@@ -66,6 +68,15 @@ def test_files_are_short() -> None:
         f"over {FILE_LINES_MAX} lines: split by job, or give the reason in LONGER_FILES",
     )
     assert set(LONGER_FILES) <= set(long), "an entry of LONGER_FILES is no longer needed"
+
+
+def test_folders_are_small() -> None:
+    files = Counter(file.path.parent for file in library_files())
+
+    _report(
+        [f"{path}: {count} files" for path, count in files.items() if count > FOLDER_FILES_MAX],
+        f"over {FOLDER_FILES_MAX} files: what belongs together gets a folder with a name",
+    )
 
 
 def test_functions_are_short() -> None:

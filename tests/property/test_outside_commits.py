@@ -24,7 +24,7 @@ from pyiceberg.table import Table
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.core.model.lake.facts import LakeRole
 from streamhouse.lake.snapshots._outside_changes import was_changed_outside
-from streamhouse.reading.plan.lake_check import lake_problems
+from streamhouse.reading.lake_only.lake_check import lake_problems
 from tests.support.examples import examples
 from tests.support.foreign_deletes import commit_compaction
 from tests.support.key_table_world import KEY_SCHEMA, KeyTableWorld

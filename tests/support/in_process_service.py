@@ -27,7 +27,7 @@ from streamhouse.core.model.table_state import TieringAssignment, TieringReport
 from streamhouse.core.model.transaction import TransactionOperation
 from streamhouse.core.traces.spans import Spans
 from streamhouse.core.wire.arrow_body import encode_append_body
-from streamhouse.reading.plan.lake_history import IcebergHistory
+from streamhouse.reading.lake_only.lake_history import IcebergHistory
 from streamhouse.storage_service.catalog_door.catalog_door import CatalogDoor
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
@@ -268,7 +268,7 @@ async def in_process_service(
 
 def _lake_history(settings: ServiceConfig) -> IcebergHistory:
     # Few tests read the lake, whose library takes a second to load.
-    from streamhouse.reading.plan.lake_history import IcebergHistory
+    from streamhouse.reading.lake_only.lake_history import IcebergHistory
 
     return IcebergHistory(settings.lake_catalog())
 

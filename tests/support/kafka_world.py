@@ -16,7 +16,7 @@ from typing import Any
 
 from kio.serial import entity_reader
 
-from streamhouse.reading.plan.lake_history import IcebergHistory
+from streamhouse.reading.lake_only.lake_history import IcebergHistory
 from streamhouse.storage_service.kafka.messages import answers
 from streamhouse.storage_service.kafka.messages.requests import request_class, response_class
 from streamhouse.storage_service.kafka_door._api import Api

@@ -162,7 +162,7 @@ _OF_PROGRAMS: Final = (
     "streamhouse.cli.server_commands.restore",
     "streamhouse.cli.server_commands.serve",
     "streamhouse.api.client",
-    "streamhouse.reading.plan.lake_bucket",
+    "streamhouse.reading.lake_only.lake_bucket",
     "streamhouse.lake.catalogs.open_catalog",
     "streamhouse.storage_service.rest_catalog.rest_api",
     "streamhouse.storage_service.server.listener",

@@ -30,7 +30,7 @@ from streamhouse.core.model.table import TableInfo
 
 if TYPE_CHECKING:
     # Loading the lake library takes a second, and most services never read the lake.
-    from streamhouse.reading.plan.lake_history import IcebergCursor, IcebergHistory
+    from streamhouse.reading.lake_only.lake_history import IcebergCursor, IcebergHistory
 
 __all__ = ["LakeCursors"]
 

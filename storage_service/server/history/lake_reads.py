@@ -27,7 +27,7 @@ from streamhouse.storage_service.server.history.failures import failure_of
 
 if TYPE_CHECKING:
     # Loading the lake library takes a second, and most services never read the lake.
-    from streamhouse.reading.plan.lake_history import IcebergHistory
+    from streamhouse.reading.lake_only.lake_history import IcebergHistory
 
 __all__ = ["LakeReads", "Older", "OlderReads"]
 

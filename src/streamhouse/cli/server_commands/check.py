@@ -196,7 +196,7 @@ def _rebuild_service_file(data_dir: Path) -> None:
 
 def _lake_check(catalog: LakeCatalog, *, read_rows: bool) -> LakeCheck:
     def check(table: TableInfo, lake: LakeState, facts: TableFacts, report: CheckReport) -> None:
-        from streamhouse.reading.plan.lake_check import lake_problems  # noqa: PLC0415 - pyiceberg is for tables with a lake
+        from streamhouse.reading.lake_only.lake_check import lake_problems  # noqa: PLC0415 - pyiceberg is for tables with a lake
 
         ends = {bucket.bucket: bucket.log_end_offset for bucket in facts.buckets}
         for problem in lake_problems(

@@ -15,8 +15,8 @@ from pyiceberg.table.snapshots import Operation
 from streamhouse.core.errors import CorruptDataError, StreamhouseError
 from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.lake.snapshots.live_files import unreadable_format
+from streamhouse.reading.lake_only.lake_bucket import lake_bucket_rows
 from streamhouse.reading.options.options import BATCH, read_options
-from streamhouse.reading.plan.lake_bucket import lake_bucket_rows
 from streamhouse.reading.plan.pinned_table import count_rows
 from tests.support.foreign_deletes import (
     commit_carried_files,

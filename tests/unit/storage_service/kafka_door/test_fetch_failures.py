@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from streamhouse.core.errors import UnavailableError
 from streamhouse.core.model.records.record_format import RAW_TOPIC
-from streamhouse.reading.plan.lake_history import IcebergHistory
+from streamhouse.reading.lake_only.lake_history import IcebergHistory
 from tests.support.fetch_world import (
     MemoryHistory,
     append,

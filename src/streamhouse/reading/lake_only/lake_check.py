@@ -20,8 +20,8 @@ from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.sorted_values import distinct
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem, lake_file_properties
 from streamhouse.reading.files.planner import LakeTable, open_lake_table
+from streamhouse.reading.lake_only.lake_bucket import lake_bucket_rows
 from streamhouse.reading.plan._lake_cut import LakeCut, open_lake
-from streamhouse.reading.plan.lake_bucket import lake_bucket_rows
 from streamhouse.reading.plan.row_request import RowRequest
 
 __all__ = ["lake_problems"]

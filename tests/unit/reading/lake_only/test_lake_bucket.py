@@ -11,7 +11,7 @@ from pyiceberg.typedef import Record
 
 from streamhouse.core.errors import SnapshotNotFoundError
 from streamhouse.core.model.lake.facts import LakeState
-from streamhouse.reading.plan.lake_bucket import lake_bucket_rows
+from streamhouse.reading.lake_only.lake_bucket import lake_bucket_rows
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
 from tests.support.union_world import UnionWorld
 

@@ -15,7 +15,7 @@ from streamhouse.core.errors import CorruptDataError, SnapshotNotFoundError
 from streamhouse.core.model.changelog import CHANGE_TYPE_NAMES
 from streamhouse.core.model.schema_change import change_schema
 from streamhouse.core.model.table import TableInfo
-from streamhouse.reading.plan.lake_history import IcebergCursor, IcebergHistory
+from streamhouse.reading.lake_only.lake_history import IcebergCursor, IcebergHistory
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.union_world import UnionWorld
