@@ -88,7 +88,7 @@ def _directory(plan: ShardPlan) -> Limit:
     pages = names / STORE.list_keys
     reads = shards * plan.tables
     return Limit(
-        part="the directory, read whole",
+        part="the shard directory, read whole",
         gives_way_at=f"{reads:,} tables: a listing is {pages:,.0f} pages and"
         f" {pages * STORE.list_ms / 1e3:,.1f} s; without a cache a process reads {reads:,} objects,"
         f" {reads / STORE.gets_per_s:,.1f} s of the whole capacity of a partition",

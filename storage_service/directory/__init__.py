@@ -1,1 +1,1 @@
-"""A data directory's contents: state files, the registry of tables, table folders."""
+"""A data directory's contents: state files, the table registry, table folders."""

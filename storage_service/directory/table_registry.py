@@ -1,4 +1,4 @@
-"""The registry of databases and tables, on disk.
+"""The table registry: databases and tables, on disk.
 
 Invariants:
 - every change is on disk before a method returns, and happens as a whole or not at all; only after
@@ -6,9 +6,9 @@ Invariants:
 - a table id is used once, also across crashes: the next id is durable before an id is used
 - a table exists exactly while service.json names the table: a replacement of the file creates or
   drops the table. A named table with a missing, damaged or old file is damaged, not gone
-- with several shards, their directory holds a table's name before service.json names the table, and
-  until service.json no longer names it
-Logs and lake state in the directory belong to other modules. One caller at a time (the manager).
+- with several shards, the shard directory holds a table's name before service.json names the
+  table, and until service.json no longer names it
+Logs and lake state belong to other modules. One caller at a time (the manager).
 """
 
 from __future__ import annotations

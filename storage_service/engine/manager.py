@@ -165,7 +165,7 @@ class TabletManager:
         `replication` tells which writes wait for the journal.
 
         A table that cannot be opened is damaged; the remaining tables are served, unless the
-        configuration is strict. A shard among several has its `names` in their directory.
+        configuration is strict. A shard among several has its `names` in the shard directory.
         """
         recovery = recovery or KeyRecovery()
         is_journalled = directory is not None
@@ -292,12 +292,12 @@ class TabletManager:
         return self.registry.damaged()
 
     async def release_names(self) -> None:
-        """Release the names of dropped tables that the directory of shards still has."""
+        """Release the names of dropped tables that the shard directory still has."""
         async with self.runtime.changing_files:
             await self.runtime.run(self.registry.release_names)
 
     def table(self, path: TablePath) -> OpenTable:
-        """Return a table; raises as the registry does, `UnavailableError` for a closed table."""
+        """Return a table; raises as `TableRegistry`, `UnavailableError` for a closed table."""
         table = self._tables.get(path)
         if table is None:
             self._check_not_away(path)

@@ -1,4 +1,4 @@
-"""Tables that arrive from another shard, round by round; see `table_moves.py`.
+"""Tables that arrive from another shard, pass by pass; see `table_moves.py`.
 
 Before a durable `is_ready` this shard may abandon a table by itself: the source decides only in
 favour of a ready shard. Afterwards this shard waits for the decision. Event loop only.
@@ -43,10 +43,10 @@ _SILENCE_S_MAX: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The source's request: all rounds so far, and with `is_whole` readiness."""
+    """The source's request: all passes so far, and with `is_whole` readiness."""
 
     ticket: MoveTicket
-    rounds: int
+    passes: int
     is_whole: bool
 
 
@@ -56,7 +56,7 @@ class _Coming:
 
     ticket: MoveTicket
     asked_s: float
-    rounds: int = 0
+    passes: int = 0
     table: OpenTable | None = None
     task: asyncio.Task[None] | None = None
 
@@ -67,7 +67,7 @@ class _Coming:
 
     def has(self, asked: Asked) -> bool:
         """Whether all is done that was asked for."""
-        return self.rounds >= asked.rounds and (self.table is not None or not asked.is_whole)
+        return self.passes >= asked.passes and (self.table is not None or not asked.is_whole)
 
 
 class TableArrivals:
@@ -155,14 +155,14 @@ class TableArrivals:
     async def _fetch(self, asked: Asked, coming: _Coming) -> None:
         ticket = asked.ticket
         try:
-            if coming.rounds == 0:
+            if coming.passes == 0:
                 await self._begin(ticket)
             is_whole = False
-            while coming.rounds < asked.rounds:
-                is_whole = await self._download(ticket, coming.rounds)
-                coming.rounds += 1
+            while coming.passes < asked.passes:
+                is_whole = await self._download(ticket, coming.passes)
+                coming.passes += 1
             if asked.is_whole and not is_whole:
-                raise InvalidRequestError(f"the move of table '{ticket.path}' has no last round")
+                raise InvalidRequestError(f"the move of table '{ticket.path}' has no last pass")
             if is_whole:
                 await self._open(ticket, coming)
         except StreamhouseError:

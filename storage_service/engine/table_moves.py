@@ -2,10 +2,10 @@
 
 The durable steps let exactly one shard serve the table, whatever crashes (decision 0021):
 
-1. source: the table stays open, and rounds of immutable files are stored; the destination marks the
+1. source: the table stays open, and passes of immutable files are stored; the destination marks the
    table as `arriving` and writes the files
 2. source: the table is frozen, which leaves only reads; the table becomes `leaving` in
-   `service.json`, and the last round is stored
+   `service.json`, and the last pass is stored
 3. destination: the last files are written, the table is opened, and becomes `is_ready`
 4. source: reads end; the deciding version of the table's name is made, in favour of the destination
    or of the source
@@ -147,13 +147,13 @@ class TableMoves:
         return ticket
 
     async def copy(self, ticket: MoveTicket) -> int:
-        """Store a round of immutable files of an open table; return the number of bytes."""
+        """Store a pass of immutable files of an open table; return the number of bytes."""
         going = self._going[ticket.table_id]
         self._manager.check_open(going.table)
         rows: dict[str, Path] = {}
         filesystem, staged = self._manager.directory.filesystem, self._staged / ticket.move_id
         try:
-            if going.sent.rounds == 0:
+            if going.sent.passes == 0:
                 await self._run(filesystem.make_directory, staged)
                 copies = await copy_keys([going.table], staged, {})
                 rows = {copy.bucket: copy.directory for copy in copies if copy.directory}
@@ -165,7 +165,7 @@ class TableMoves:
             await self._run(filesystem.remove_tree, staged)
 
     async def freeze(self, ticket: MoveTicket) -> None:
-        """Forbid changes of the table, and store the last round.
+        """Forbid changes of the table, and store the last pass.
 
         Raises `UnavailableError` for a table in use, which stays unchanged.
         """
@@ -183,9 +183,9 @@ class TableMoves:
         """Whether at most reads of the table are allowed."""
         return self._going[ticket.table_id].is_frozen
 
-    def rounds(self, ticket: MoveTicket) -> int:
-        """Return the number of rounds in the store."""
-        return self._going[ticket.table_id].sent.rounds
+    def passes(self, ticket: MoveTicket) -> int:
+        """Return the number of passes in the store."""
+        return self._going[ticket.table_id].sent.passes
 
     async def decide(self, ticket: MoveTicket) -> bool:
         """Give a table to the ready destination; return whether the destination owns the table now.

@@ -1,4 +1,4 @@
-"""The store's directory of a service's shards, with every fault in it.
+"""The shard directory in the store, with every fault in it.
 
 A shard refuses to go on with damage; this module reads on, and each faulty object is a finding.
 Reads only.
@@ -34,7 +34,7 @@ _DIGITS: Final = 8
 
 @dataclass(slots=True)
 class DirectoryFacts:
-    """The contents of the directory. `entries` has the names that are not free."""
+    """The contents of the shard directory. `entries` has the names that are not free."""
 
     service_id: str = ""
     first_id: int = 0
@@ -57,7 +57,7 @@ class DirectoryFacts:
 
 
 def read_directory(objects: ObjectStore) -> DirectoryFacts:
-    """Read the whole directory. Raises a `StreamhouseError` if the store does not answer."""
+    """Read the whole shard directory. Raises a `StreamhouseError` if the store does not answer."""
     facts, store = DirectoryFacts(), DirectoryObjects(objects)
     _read_service(store, facts)
     _read_blocks(store, facts)

@@ -1,7 +1,7 @@
-"""The check of a whole service: is every shard's journal whole, and does the directory match?
+"""The check of a whole service: is every shard's journal whole, and does the shard directory match?
 
-Reads only, also while the shards serve: the directory is read before and after the journals, and a
-table with a match in either reading is no finding.
+Reads only, also while the shards serve: the shard directory is read before and after the journals,
+and a table with a match in either reading is no finding.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _SERVICE_FILE = "service.json"
 
 @dataclass(slots=True, kw_only=True)
 class ServiceReport:
-    """The result of a service's check: findings of the directory, and reports of the journals."""
+    """The result of a service's check: findings of the shard directory, reports of journals."""
 
     url: str
     shards: list[JournalReport] = field(default_factory=list)
     names: int = 0
     findings: list[Finding] = field(default_factory=list)
-    """Findings of the directory alone."""
+    """Findings of the shard directory alone."""
 
     @property
     def is_sound(self) -> bool:
@@ -62,7 +62,7 @@ class ServiceReport:
 
 
 def check_service(store: ObjectStore, *, progress: Progress = NO_PROGRESS) -> ServiceReport:
-    """Check the directory and every shard; progress counts bytes of packs.
+    """Check the shard directory and every shard; progress counts bytes of packs.
 
     Raises the store's errors, and `UnavailableError` or `StorageFailedError` for failed requests.
     """
@@ -142,9 +142,10 @@ def _compare(
     directory_after: DirectoryFacts,
     report: ServiceReport,
 ) -> None:
-    """Check the directory's names against the shards' tables, in both directions.
+    """Check the shard directory's names against the shards' tables, in both directions.
 
-    A moving table is in two shards, and the directory may name either: a start completes the move.
+    A moving table is in two shards, and the shard directory may name either: a start
+    completes the move.
     """
     tables = {
         shard: {entry.path: n for n, entry in state.tables.items() if n not in state.leaving}
@@ -213,7 +214,7 @@ def _check_ids(
 
 
 def _is_of(entry: NameEntry | None, shard: str, table_id: int) -> bool:
-    """Return whether the directory's entry allows that a shard has a table."""
+    """Return whether the shard directory's entry allows that a shard has a table."""
     if entry is None or entry.table_id != table_id:
         return False
     # A table on its way to another shard may be in either shard.

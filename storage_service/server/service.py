@@ -152,11 +152,11 @@ class Service:
         return self.body_memory.held + self.working_memory.held + self.answers.held
 
     def table(self, path: str) -> OpenTable:
-        """Return the table of a URL; raises as the registry does."""
+        """Return the table of a URL; raises as the table registry does."""
         return self._find(path, self.manager.table)
 
     def readable(self, path: str) -> OpenTable:
-        """Return the table of a URL, only for reads; raises as the registry does."""
+        """Return the table of a URL, only for reads; raises as the table registry does."""
         return self._find(path, self.manager.readable)
 
     def transactions_of(self, table: OpenTable) -> TableTransactions:

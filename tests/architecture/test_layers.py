@@ -1,4 +1,4 @@
-"""Who may import whom: the contracts of setup.cfg, and one door for each foreign engine."""
+"""Who may import whom: the contracts of setup.cfg, and the importers of each foreign engine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from tests.architecture.source_files import library_files
 
-# Engine -> the modules that may import it. What stands behind a door can be replaced by changing
+# Engine -> the modules that may import it. What few modules import can be replaced by changing
 # only these, and is not loaded by a process that never goes through it.
-DOORS: Final[dict[str, tuple[str, ...]]] = {
+IMPORTERS: Final[dict[str, tuple[str, ...]]] = {
     "click": (
         "streamhouse.cli*",
         "streamhouse.tiering.worker.job",
@@ -70,7 +70,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
 
 
 # What makes catalogs, file IOs and tables of what a table says: only behind the policy for them.
-LAKE_DOORS: Final[dict[str, tuple[str, ...]]] = {
+LAKE_USERS: Final[dict[str, tuple[str, ...]]] = {
     "load_catalog": (
         "streamhouse.lake.catalogs._sql_catalog",
         "streamhouse.lake.opened_table",
@@ -82,8 +82,8 @@ LAKE_DOORS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(LAKE_DOORS))
-def test_lake_tables_are_opened_through_their_door_only(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(LAKE_USERS))
+def test_lake_tables_are_opened_by_their_users_only(name: str) -> None:
     users = {
         file.module
         for file in library_files()
@@ -92,13 +92,13 @@ def test_lake_tables_are_opened_through_their_door_only(name: str) -> None:
         or (isinstance(node, ast.Attribute) and node.attr == name)
     }
 
-    strangers = {m for m in users if not any(fnmatchcase(m, p) for p in LAKE_DOORS[name])}
+    strangers = {m for m in users if not any(fnmatchcase(m, p) for p in LAKE_USERS[name])}
 
     assert not strangers, f"{name} would pass by src/streamhouse/lake/catalogs/guarded_catalog.py"
 
 
-@pytest.mark.parametrize("engine", sorted(DOORS))
-def test_an_engine_is_imported_through_its_door_only(engine: str) -> None:
+@pytest.mark.parametrize("engine", sorted(IMPORTERS))
+def test_an_engine_is_imported_by_its_importers_only(engine: str) -> None:
     importers = {
         file.module
         for file in library_files()
@@ -108,7 +108,7 @@ def test_an_engine_is_imported_through_its_door_only(engine: str) -> None:
     strangers = {
         name
         for name in importers
-        if not any(fnmatchcase(name, pattern) for pattern in DOORS[engine])
+        if not any(fnmatchcase(name, pattern) for pattern in IMPORTERS[engine])
     }
 
-    assert not strangers, f"{engine} may be imported by {DOORS[engine]} only"
+    assert not strangers, f"{engine} may be imported by {IMPORTERS[engine]} only"

@@ -29,7 +29,7 @@ BESIDE: Final[dict[str, str]] = {
     "storage_service/ownership/journal/restore/_local_tree.py": "reads, and changes nothing",
     "storage_service/ownership/journal/restore/_restore.py": "makes what the journal has already",
     "storage_service/ownership/journal/restore/_start.py": "writes journal.json, itself outside",
-    "storage_service/log/filesystem.py": "is the door",
+    "storage_service/log/filesystem.py": "is the filesystem",
     "storage_service/log/log_copy.py": "copies a log into a backup",
     "storage_service/operations/backup_files.py": "writes backups, and copies them back",
     "storage_service/operations/check_directory.py": "opens LOCK, and changes nothing",

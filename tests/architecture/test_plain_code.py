@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.architecture.source_files import SourceFile, library_files
-from tests.architecture.test_doors import room_of
 from tests.architecture.test_plain_english import SENTENCE_END, density
+from tests.architecture.test_public_modules import room_of
 
 # Words that say nothing of the thing that they name.
 _VAGUE: Final = frozenset(

@@ -1,4 +1,4 @@
-"""Every door of writes says by which version of a table's schema its columns are named."""
+"""Every entry of writes says by which version of a table's schema its columns are named."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ USERS: Final[dict[str, dict[str, str]]] = {
     },
     "removed_until_us": {f"{_SERVICE}.server.history.since_time": "is the answer for all readers"},
     "first_since": {
-        f"{_SERVICE}.server.service": "is the door of since_time",
+        f"{_SERVICE}.server.service": "is the entry of since_time",
         f"{_SERVICE}.server.history._lake_cursors": "hands it on to the lake",
         f"{_SERVICE}.server.history.lake_reads": "hands it on to the lake",
         f"{_SERVICE}.server.history.since_time": "is the answer for all readers",

@@ -267,14 +267,14 @@ class MoveWorld:
             self.why = "".join(traceback.format_exception(error))
             is_moved = await source.moves.end(ticket)
         if is_moved:
-            asked = Asked(ticket=ticket, rounds=1, is_whole=True)
+            asked = Asked(ticket=ticket, passes=1, is_whole=True)
             await target.moves.arrivals.receive(asked, wait_s=5)
         return is_moved
 
     async def _fetch(
         self, target: Machine, source: Machine, ticket: MoveTicket, *, is_whole: bool = False
     ) -> None:
-        asked = Asked(ticket=ticket, rounds=source.moves.rounds(ticket), is_whole=is_whole)
+        asked = Asked(ticket=ticket, passes=source.moves.passes(ticket), is_whole=is_whole)
         while not await target.moves.arrivals.receive(asked, wait_s=5):
             continue
 

@@ -1,4 +1,4 @@
-"""The storage service's Python client: the one door for connector, tiering and applications.
+"""The storage service's Python client: the only client of connector, tiering and applications.
 
 `ApplicationClient` sends the calls of applications over one `transport`: writes, reads,
 transactions, and questions about tables (`TableCalls`). `StorageClient` adds the calls of this

@@ -1,6 +1,6 @@
 """All code with knowledge of Iceberg's library; no module outside imports the library.
 
-Doors: `lake_tables.IcebergLake` for writers (rounds, maintenance), `opened_table` for readers,
+Public: `lake_tables.IcebergLake` for writers (rounds, maintenance), `opened_table` for readers,
 `guards` for commits of other engines through the REST catalog. Every change of a lake table goes
 through `_landing.land`. The modules of `files` for executors import no pyiceberg.
 """

@@ -1,4 +1,4 @@
-"""The door for errors of the Iceberg library and its catalogs: each becomes a Streamhouse error."""
+"""Errors of the Iceberg library and its catalogs: each becomes a Streamhouse error, only here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any table of a lake catalog, opened for reading: the readers' door, with plain values.
+"""Any table of a lake catalog, opened for reading: the readers' entry, with plain values.
 
 A table is opened at a fixed state of its metadata. Objects of the Iceberg library stay inside
 `lake/`. Readers write nothing, so catalogs are kept for the life of a process.
@@ -70,7 +70,7 @@ def open_table(catalog: LakeCatalog, name: str) -> OpenedTable | None:
 
 
 def load_table(catalog: LakeCatalog, name: str) -> Table | None:
-    """Return the library's own object of a table, for who is behind the door himself."""
+    """Return the library's own object of a table, for modules that import the library."""
     key = (catalog.name, tuple(sorted(catalog.properties.items())))
     with withheld_explained(catalog.properties), catalog_errors(f"open lake table '{name}'"):
         with _lock:
@@ -119,7 +119,7 @@ class _LakeInput(InputFile):
 
 
 class ReadOnlyLakeIO(FileIO):
-    """Reads lake metadata through our own door to lake files; the catalog loads it by its name.
+    """Reads lake metadata through our own access to lake files; the catalog loads it by its name.
 
     The library's stock file IO imports `pyarrow.dataset` and with it pandas, half a second that
     every new planning process would pay before the first read.

@@ -1,4 +1,4 @@
-"""Planning the writes of a round: the changes of each request in each bucket, ready for the log.
+"""Planning the writes of a group: the changes of each request in each bucket, ready for the log.
 
 Small requests of a kind share a plan: requests with equal columns and types, and so few rows that a
 separate plan would cost more than the rows. A shared plan is all or nothing: if any request is

@@ -1,8 +1,8 @@
 """The only writer of a primary key table: writes are planned, stored, applied, published.
 
-A round (`_key_round.py`) takes the waiting writes, plans them against the present rows, appends all
-changes to the logs as one commit unit, applies the durable changes to the rows, and publishes all
-touched buckets in one step on the event loop. The callers are answered last.
+A write group (`_write_group.py`) takes the waiting writes, plans them against the present rows,
+appends all changes to the logs as one commit unit, applies the durable changes to the rows, and
+publishes all touched buckets in one step on the event loop. The callers are answered last.
 
 Promises to callers:
 - A request is all or nothing: nothing of a refused request is stored, in no bucket.
@@ -13,21 +13,21 @@ Promises to callers:
 - A repeated sequence is answered with its first offsets. A write without changes is not remembered:
   a repetition takes effect at its own time, and the sequence is still the writer's next.
 
-Access to the rows: the event loop plans and applies short rounds; a thread does long rounds and all
+Access to the rows: the event loop plans and applies short groups; a thread does long groups and all
 work that waits for a disk. The holder of the turn alone touches the rows. No answer waits for the
-upkeep after a round (evicting, loading), but the next plan does. Only a run handed over to RocksDB
-needs no turn: rounds continue during the run until the next run is due, which waits for the first.
+upkeep after a group (evicting, loading), but the next plan does. Only a run handed over to RocksDB
+needs no turn: groups continue during the run until the next run is due, which waits for the first.
 
-Two rounds overlap: the next round is planned while the first is being synced, and is submitted only
-once the first is durable. If anything of the first round failed, the next round is taken back and
+Two groups overlap: the next group is planned while the first is being synced, and is submitted only
+once the first is durable. If anything of the first group failed, the next group is taken back and
 planned again, because the rows under its plan are missing. Successive batches of a writer are in
-different rounds, because the log knows a batch only once the batch is stored. A piece of a
-transaction has a round of its own, and no round overlaps with the piece.
+different groups, because the log knows a batch only once the batch is stored. A piece of a
+transaction has a group of its own, and no group overlaps with the piece.
 
 The writer publishes these logs, not their commit group (`CommitGroup.complete(deferred=...)`),
 which would show changes before lookups do. Nothing else appends to these logs.
 
-When the disk fails to sync some buckets of a round, the changes of the healthy buckets are applied
+When the disk fails to sync some buckets of a group, the changes of the healthy buckets are applied
 and published, the changes of the failed buckets are taken back, and the caller gets an unknown
 outcome, as for log tables. Changes of damaged rows are published as well: the rows are made again
 from these changes.
@@ -50,7 +50,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.traces.stages import STAGES
 from streamhouse.storage_service.engine.keys._key_planner import KeyPlanner, KeyRequest
-from streamhouse.storage_service.engine.keys._key_round import KeyRound
+from streamhouse.storage_service.engine.keys._write_group import WriteGroup
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
@@ -61,7 +61,7 @@ __all__ = ["KeyWriter"]
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# A round is planned as a whole before any of it is stored: larger ones would only wait longer.
+# A group is planned as a whole before any of it is stored: larger ones would only wait longer.
 _ROUND_ROWS_MAX: Final = 100_000
 _ROUND_WRITES_MAX: Final = 64
 _LOAD_ROWS: Final = 20_000
@@ -91,12 +91,12 @@ class KeyWriter:
         self._executor = executor
         self._on_published = on_published
         self._waiting: deque[KeyRequest] = deque()
-        self._stored: KeyRound | None = None
-        """The round whose changes the commit thread has."""
-        self._planned: KeyRound | None = None
-        """The round after it, planned on top of it."""
+        self._stored: WriteGroup | None = None
+        """The group whose changes the commit thread has."""
+        self._planned: WriteGroup | None = None
+        """The group after it, planned on top of it."""
         self._is_shared = False
-        """Whether the last round had several requests."""
+        """Whether the last group had several requests."""
         self._seen = self._quiet_turns = 0
         """How many requests the next would have had a turn ago; how often they were as many."""
         self._untidy: set[int] = set()
@@ -157,7 +157,7 @@ class KeyWriter:
         return len(self._waiting)
 
     async def on_thread(self, function: Callable[[], _T]) -> _T:
-        """Run `function` on a thread that holds the rows, between the steps of two rounds.
+        """Run `function` on a thread that holds the rows, between the steps of two groups.
 
         Once its turn has come, the function runs without its caller.
         """
@@ -221,7 +221,7 @@ class KeyWriter:
                 await asyncio.sleep(0)
 
     def _next_requests(self) -> list[KeyRequest]:
-        """Return the waiting requests to be planned as a round now; empty if it is too early."""
+        """Return the waiting requests to be planned as a group now; empty if it is too early."""
         chosen: list[KeyRequest] = []
         if self._planned is not None:
             return chosen
@@ -238,7 +238,7 @@ class KeyWriter:
             neighbours = chosen or stored_requests
             if neighbours and not (request.is_published and neighbours[0].is_published):
                 break
-            # The log knows the writer's last batch only once that is stored: one a round.
+            # The log knows the writer's last batch only once that is stored: one a group.
             if not numbered.isdisjoint(request.numbered_buckets):
                 break
             numbered |= request.numbered_buckets
@@ -247,10 +247,10 @@ class KeyWriter:
         return chosen if stored_requests is None or is_worth_it else []
 
     def _may_grow(self, requests: Sequence[KeyRequest]) -> bool:
-        """Whether a round of these requests waits for the requests of the loop's next turn.
+        """Whether a group of these requests waits for the requests of the loop's next turn.
 
-        More requests share a plan and a sync, and nothing idles. After a round of several requests
-        the next round waits, until some turns bring no request or the round is full.
+        More requests share a plan and a sync, and nothing idles. After a group of several requests
+        the next group waits, until some turns bring no request or the group is full.
         """
         count = len(requests)
         self._quiet_turns = 0 if count > self._seen else self._quiet_turns + 1
@@ -259,8 +259,8 @@ class KeyWriter:
         return self._is_shared and not is_full and self._quiet_turns < _QUIET_TURNS
 
     async def _plan(self, requests: Sequence[KeyRequest]) -> None:
-        """Plan the first waiting requests, on top of the round being stored, if any."""
-        planned = KeyRound(requests, self._buckets, on_stored=self._changed.set)
+        """Plan the first waiting requests, on top of the group being stored, if any."""
+        planned = WriteGroup(requests, self._buckets, on_stored=self._changed.set)
         self._planned = planned
         if planned.is_followed:
             planned.end_stage("turn")
@@ -288,8 +288,8 @@ class KeyWriter:
         except StreamhouseError as error:
             stored.end_commit(CommitOutcome((), error))
 
-    async def _finish(self, stored: KeyRound, outcome: CommitOutcome) -> None:
-        """Apply and publish the durable changes of a round, then answer the requests."""
+    async def _finish(self, stored: WriteGroup, outcome: CommitOutcome) -> None:
+        """Apply and publish the durable changes of a group, then answer the requests."""
         try:
             if self._planned is not None and outcome.error is not None:
                 await self._plan_again(self._planned.requests)
@@ -313,7 +313,7 @@ class KeyWriter:
                 request.give_up()
 
     async def _plan_again(self, requests: Sequence[KeyRequest]) -> None:
-        """Take back the round planned on top of a failed round."""
+        """Take back the group planned on top of a failed group."""
         self._planned = None
         self._waiting.extendleft(reversed(requests))
         async with self._turn:
@@ -331,7 +331,7 @@ class KeyWriter:
                 await self._loop.run_in_executor(self._executor, _keep_up, due_buckets)
 
     def _begin_run(self, bucket: KeyBucket) -> None:
-        """Hand over due changes, on a thread, while rounds continue. A further run waits."""
+        """Hand over due changes, on a thread, while groups continue. A further run waits."""
         rows = bucket.rows
         begun = rows.begin_run()
         if begun is None:

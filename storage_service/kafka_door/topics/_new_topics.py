@@ -122,7 +122,7 @@ async def _created(exchange: KafkaExchange, topic: Any, *, is_dry_run: bool) -> 
 
 
 async def make_topic(exchange: KafkaExchange, topic: str) -> TablePath:
-    """Create the raw table of a topic on a client's lookup; raises as the registry does."""
+    """Create the raw table of a topic on a client's lookup; raises as the table registry does."""
     descriptor = await _descriptor(exchange, topic, _DEFAULT_PARTITIONS, {})
     return (await _make(exchange, descriptor)).path
 

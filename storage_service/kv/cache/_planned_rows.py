@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 __all__ = ["FEW_ROWS", "PlannedRows"]
 
 FEW_ROWS = 1_000
-"""The most rows of a dict layer: most rounds, joined by the next round."""
+"""The most rows of a dict layer: most write groups, joined by the next."""
 
 _Few = dict[bytes, bytes | None]
 _Many = tuple[pa.Array, pa.Array]

@@ -131,7 +131,7 @@ def running_texts(texts: pa.Array, segments: Segments, *, delimiter: str) -> pa.
     One pass for each value of the longest segment: a text growing with every row is long anyway.
     """
     current = texts.take(pa.array(segments.starts))
-    rounds = [current]
+    passes = [current]
     places = [segments.starts]
     alive = np.arange(len(segments.starts))
     for step in range(1, int(segments.lengths.max(initial=1))):
@@ -142,8 +142,8 @@ def running_texts(texts: pa.Array, segments: Segments, *, delimiter: str) -> pa.
         next_texts = texts.take(pa.array(positions))
         joined = pc.binary_join_element_wise(current, next_texts, delimiter)
         current = pc.coalesce(joined, current, next_texts)
-        rounds.append(current)
+        passes.append(current)
         places.append(positions)
     back = np.empty(len(texts), dtype=np.int64)
     back[np.concatenate(places)] = np.arange(len(texts))
-    return pa.concat_arrays(rounds).take(pa.array(back))
+    return pa.concat_arrays(passes).take(pa.array(back))

@@ -1,6 +1,6 @@
 """Plans writes to the buckets of one table together; one write is a list of one.
 
-A plan takes a fraction of a millisecond even for few rows, so a round of small writes is planned
+A plan takes a fraction of a millisecond even for few rows, so a group of small writes is planned
 together. Rows are grouped by bucket, each bucket's rows in the order of the writes.
 """
 

@@ -1,1 +1,1 @@
-"""The segments of one log: its files. The door is `segment_chain.SegmentChain`."""
+"""The segments of one log: its files. The entry is `segment_chain.SegmentChain`."""

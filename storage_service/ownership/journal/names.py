@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 DEFAULT_SHARD: Final = "0"
 DIRECTORY: Final = "directory/"
-"""The prefix of all keys of the directory of tables."""
+"""The prefix of all keys of the shard directory."""
 SHARDS: Final = "shards/"
 """The prefix of all shards' keys; the shard's name follows."""
 EPOCH_MAX: Final = 10**8 - 1

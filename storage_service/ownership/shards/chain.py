@@ -54,7 +54,7 @@ class Each(Protocol):
 
 
 class DirectoryObjects:
-    """The directory's objects in the store of the journals, below `directory/`. Blocking.
+    """The shard directory's objects in the store of the journals, below `directory/`. Blocking.
 
     Each call raises a `StreamhouseError` if nothing happened or the outcome is unknown.
     """

@@ -1,11 +1,11 @@
-"""The directory of one service: its id, the ids of tables, and the shard of each table.
+"""The shard directory of one service: its id, the ids of tables, and the shard of each table.
 
 Invariants (decision 0021):
 - a name is held by one shard at a time; only the holder frees the name
 - an id belongs to one block, a block to one shard; a shard's process uses an id once
 - a shard finds its names without tables itself: at its start, and before a hold
 
-The directory trusts a shard's process without proof of ownership. The shard's journal proves
+The shard directory trusts a shard's process without proof of ownership. The shard's journal proves
 ownership, because a table exists only in the journal.
 """
 
@@ -91,7 +91,7 @@ class ShardRecord:
 
 
 class ShardDirectory:
-    """The directory, as one shard uses it. Thread-safe, blocking.
+    """The shard directory, as one shard uses it. Thread-safe, blocking.
 
     `each` reads many objects: `map` of a pool of threads reserved for these reads.
     """

@@ -1,4 +1,4 @@
-"""The directory's entries for tables' names: plain values, and their sealed objects.
+"""The shard directory's entries for tables' names: plain values, and their sealed objects.
 
 An object has its own key and a checksum; an object under another key, or with other bytes than
 written, is a `CorruptDataError`.
@@ -33,7 +33,7 @@ def check_shard_name(name: str) -> None:
 
 
 class Folder(enum.StrEnum):
-    """The folders below the directory's prefix; `SERVICE` is one object."""
+    """The folders below the shard directory's prefix; `SERVICE` is one object."""
 
     SERVICE = "service"
     IDS = "ids"
@@ -91,7 +91,7 @@ FREE: Final = NameEntry(state=NameState.FREE)
 
 
 def seal(key: str, content: Mapping[str, Any], *, nonce: str) -> bytes:
-    """Return the bytes of a directory object; `nonce` identifies the writer."""
+    """Return the bytes of an object of the shard directory; `nonce` identifies the writer."""
     body = {"content": content, "key": key, "nonce": nonce}
     return json.dumps({**body, "crc32c": _checksum(body)}, sort_keys=True).encode()
 

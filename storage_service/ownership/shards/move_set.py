@@ -1,12 +1,12 @@
 """The files of one table in the store, while the table moves from a shard to another.
 
 ```
-moves/<source shard>/<move id>/<round:04d>/<part:06d>-<piece:06d>   some bytes of a file
-moves/<source shard>/<move id>/<round:04d>/parts                     which bytes of which files
+moves/<source shard>/<move id>/<pass:04d>/<part:06d>-<piece:06d>   some bytes of a file
+moves/<source shard>/<move id>/<pass:04d>/parts                     which bytes of which files
 ```
 
-All rounds but the last run while the table is open and send immutable bytes only: the durable bytes
-of logs and a copy of the rows by key. The last round has the remaining bytes, and the list of
+All passes but the last run while the table is open and send immutable bytes only: the durable bytes
+of logs and a copy of the rows by key. The last pass has the remaining bytes, and the list of
 files. Only the source writes and deletes these objects. The destination checks all it reads: path,
 place, length and checksum. The destination writes the files through its `Filesystem`, and hence its
 journal; only rows by key are in no journal.
@@ -96,7 +96,7 @@ class MoveSet:
     # -- the source --------------------------------------------------------------------------------
 
     def put(self, number: int, part: int, data: Iterator[bytes]) -> tuple[int, int]:
-        """Store the bytes of a part of a round; return their number and checksum."""
+        """Store the bytes of a part of a pass; return their number and checksum."""
         size_bytes, checksum = 0, 0
         for piece, some in enumerate(data):
             self._create(self._piece(number, part, piece), some)
@@ -104,10 +104,10 @@ class MoveSet:
             checksum = crc32c(some, checksum)
         return size_bytes, checksum
 
-    def end_round(
+    def end_pass(
         self, number: int, parts: Sequence[_Part], whole: Mapping[str, int] | None
     ) -> None:
-        """Store the parts of a round; `whole` has all files, in the last round only."""
+        """Store the parts of a pass; `whole` has all files, in the last pass only."""
         key = self._parts(number)
         content = {
             "ticket": self._ticket.to_json(),
@@ -143,9 +143,9 @@ class MoveSet:
     # -- the destination ---------------------------------------------------------------------------
 
     def download(self, number: int, root: Path, filesystem: Filesystem) -> bool:
-        """Apply a round, durably; return whether the round was the last.
+        """Apply a pass, durably; return whether the pass was the last.
 
-        Rounds are applied in order, each once. Raises `CorruptDataError`, `OSError`.
+        Passes are applied in order, each once. Raises `CorruptDataError`, `OSError`.
         """
         parts, whole = self._read_parts(number)
         if number == 0:
@@ -182,7 +182,7 @@ class MoveSet:
             replace_durably(filesystem, path, [first])
             position = len(first)
         elif filesystem.size_bytes(path) != position:
-            raise CorruptDataError(f"{path} is not as long as the round before has left it")
+            raise CorruptDataError(f"{path} is not as long as the pass before has left it")
         if position < part.position + part.size_bytes:
             _write(filesystem.open(path), pieces, position)
 
@@ -270,7 +270,7 @@ class MoveSet:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A file's state after the rounds so far."""
+    """A file's state after the passes so far."""
 
     inode: int
     size_bytes: int
@@ -278,7 +278,7 @@ class _Sent:
 
 
 class SentFiles:
-    """The source's side of a move: the bytes of each file in its rounds. Blocking."""
+    """The source's side of a move: the bytes of each file in its passes. Blocking."""
 
     def __init__(self, moves: MoveSet, root: Path, table_id: int) -> None:
         self._moves = moves
@@ -286,14 +286,14 @@ class SentFiles:
         self._folder = root / "tables" / str(table_id)
         self._sent: dict[str, _Sent] = {}
         self._parts: list[_Part] = []
-        self.rounds = 0
-        """The number of complete rounds in the store."""
+        self.passes = 0
+        """The number of complete passes in the store."""
 
     def send_stable(self, logs: Sequence[tuple[Path, int]], rows: Mapping[str, Path]) -> int:
-        """Store a round of an open table; return the number of bytes.
+        """Store a pass of an open table; return the number of bytes.
 
         `logs` has the immutable length of each log, `rows` the copies of rows by key, by bucket.
-        Files removed meanwhile are skipped: the last round has the final list.
+        Files removed meanwhile are skipped: the last pass has the final list.
         """
         for path, size_bytes in logs:
             with contextlib.suppress(FileNotFoundError):
@@ -306,10 +306,10 @@ class SentFiles:
                 name = f"{bucket}/kv/{path.name}"
                 if path.is_file() and _KEY_FILE.fullmatch(name):
                     self._send(name, path, 0, path.stat().st_size)
-        return self._end_round(None)
+        return self._end_pass(None)
 
     def send_rest(self) -> int:
-        """Store the last round: all journalled files of a table closed for changes."""
+        """Store the last pass: all journalled files of a table closed for changes."""
         whole: dict[str, int] = {}
         for path in sorted(self._folder.rglob("*")):
             name = self._name(path)
@@ -320,7 +320,7 @@ class SentFiles:
             else:
                 self._send_whole(path)
             whole[name] = self._sent[name].size_bytes
-        return self._end_round(whole)
+        return self._end_pass(whole)
 
     def _send_log(self, path: Path, size_bytes: int) -> None:
         name, inode = self._name(path), path.stat().st_ino
@@ -342,14 +342,14 @@ class SentFiles:
     def _send(self, name: str, path: Path, start: int, end: int) -> None:
         inode = path.stat().st_ino
         pieces = self._moves.pieces_of(path, start, end)
-        size_bytes, checksum = self._moves.put(self.rounds, len(self._parts), pieces)
+        size_bytes, checksum = self._moves.put(self.passes, len(self._parts), pieces)
         self._parts.append(_Part(name, start, size_bytes, checksum))
         self._sent[name] = _Sent(inode, start + size_bytes, checksum)
 
-    def _end_round(self, whole: Mapping[str, int] | None) -> int:
-        self._moves.end_round(self.rounds, self._parts, whole)
+    def _end_pass(self, whole: Mapping[str, int] | None) -> int:
+        self._moves.end_pass(self.passes, self._parts, whole)
         size_bytes = sum(part.size_bytes for part in self._parts)
-        self.rounds, self._parts = self.rounds + 1, []
+        self.passes, self._parts = self.passes + 1, []
         return size_bytes
 
     def _name(self, path: Path) -> str:

@@ -36,7 +36,7 @@ def move_routes(routes: ControlRoutes, service: Service) -> None:
             parsed,
             body.ticket,
             catalog=body.catalog,
-            rounds=body.rounds,
+            passes=body.rounds,
             is_whole=body.is_whole,
         )
         return {"is_done": is_done}

@@ -142,7 +142,7 @@ class ReportPosition(_TablePositions):
 class ReceiveTable(_RequestBody):
     """A step of a move, from the table's present shard: the ticket, and the lake catalog's digest.
 
-    The store has `rounds` rounds of files; with `is_whole` no further round follows.
+    The store has `rounds` passes of files; with `is_whole` no further pass follows.
     """
 
     ticket: Annotated[dict[str, str | int], Field(max_length=10)]

@@ -43,8 +43,8 @@ _FETCH_WAIT_S: Final = 5.0
 _PAUSE_S: Final = 0.2
 # A restarting destination comes back in this time; a dead destination must not block the table.
 _SILENCE_S_MAX: Final = 30.0
-# The limit of copy rounds, for a table with writes faster than the copy.
-_OPEN_ROUNDS_MAX: Final = 8
+# The limit of copy passes, for a table with writes faster than the copy.
+_OPEN_PASSES_MAX: Final = 8
 _REST_BYTES: Final = 4 << 20
 # Longer than most rounds of tiering.
 _IN_USE_S_MAX: Final = 15.0
@@ -113,7 +113,7 @@ class MoveDesk:
         await self._shards.endpoint_of_shard(target)
         ticket = await self.moves.begin(path, target)
         try:
-            for _ in range(_OPEN_ROUNDS_MAX):
+            for _ in range(_OPEN_PASSES_MAX):
                 size_bytes = await self.moves.copy(ticket)
                 await self._finish_step(ticket, headers)
                 if size_bytes <= _REST_BYTES:
@@ -137,7 +137,7 @@ class MoveDesk:
     async def _tell(self, ticket: MoveTicket, headers: Headers) -> None:
         try:
             # This request only makes the destination look at the state of the move.
-            await self._ask(ticket, headers, rounds=1, is_whole=True)
+            await self._ask(ticket, headers, passes=1, is_whole=True)
         except StreamhouseError as error:
             # The destination also looks without a request, every `_LOOK_MS`.
             _logger.info("event=move_not_told table=%s why=%r", ticket.path, error.message)
@@ -156,10 +156,10 @@ class MoveDesk:
     async def _finish_step(
         self, ticket: MoveTicket, headers: Headers, *, is_whole: bool = False
     ) -> None:
-        rounds, heard_s = self.moves.rounds(ticket), time.monotonic()
+        passes, heard_s = self.moves.passes(ticket), time.monotonic()
         while True:
             try:
-                if await self._ask(ticket, headers, rounds=rounds, is_whole=is_whole):
+                if await self._ask(ticket, headers, passes=passes, is_whole=is_whole):
                     return
                 heard_s = time.monotonic()
             except StreamhouseError as error:
@@ -170,14 +170,14 @@ class MoveDesk:
             await asyncio.sleep(_PAUSE_S)
 
     async def _ask(
-        self, ticket: MoveTicket, headers: Headers, *, rounds: int, is_whole: bool
+        self, ticket: MoveTicket, headers: Headers, *, passes: int, is_whole: bool
     ) -> bool:
         """Ask the destination to go on; return whether the destination has finished this step."""
         endpoint = await self._shards.endpoint_of_shard(ticket.target)
         fields = {
             "ticket": ticket.to_json(),
             "catalog": self._catalog,
-            "rounds": rounds,
+            "rounds": passes,
             "is_whole": is_whole,
         }
         body = json.dumps(fields).encode()
@@ -205,7 +205,7 @@ class MoveDesk:
         ticket: dict[str, Any],
         *,
         catalog: str,
-        rounds: int,
+        passes: int,
         is_whole: bool,
     ) -> bool:
         """Go on with the arrival of a table; return whether this step is finished."""
@@ -217,7 +217,7 @@ class MoveDesk:
                 f"shards '{read.source}' and '{read.target}' have different lake catalogs: give"
                 " both the same --catalog-property and --warehouse"
             )
-        request = Asked(ticket=read, rounds=rounds, is_whole=is_whole)
+        request = Asked(ticket=read, passes=passes, is_whole=is_whole)
         return await self.moves.arrivals.receive(request, wait_s=_FETCH_WAIT_S)
 
 

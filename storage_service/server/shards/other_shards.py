@@ -1,8 +1,8 @@
 """The other shards of a service, for the routes of a process with one shard.
 
-The shard directory is in the object store. Reads of the directory run on a separate thread pool:
-a store that does not answer must not delay requests for rows. Tables of this shard need no read of
-the directory.
+The shard directory is in the object store. Reads of the shard directory run on a separate thread
+pool: a store that does not answer must not delay requests for rows. Tables of this shard need no
+read.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Shards:
         self._ids_read = 0
 
     def close(self) -> None:
-        """Wait for the running reads of the directory, then end the threads."""
+        """Wait for the running reads of the shard directory, then end the threads."""
         self._threads.shutdown()
 
     def jobs(self) -> list[Job]:
@@ -158,7 +158,7 @@ class Shards:
         raise UnavailableError(error.message)
 
     async def names(self) -> set[TablePath]:
-        """Return all names in the directory, including names without a table."""
+        """Return all names in the shard directory, including names without a table."""
         return await self._run(self._directory.names)
 
     async def endpoint_of_shard(self, shard: str) -> str:
@@ -213,7 +213,7 @@ class Shards:
         try:
             entries = await self._run(self._directory.readable_entries)
         except StreamhouseError as error:
-            # A list is always of a past moment, and this shard's tables need no directory.
+            # A list is always of a past moment, and this shard's tables need no read.
             _logger.warning("event=directory_unreadable why=%r", error.message)
         else:
             self._elsewhere_last = {

@@ -1,1 +1,1 @@
-"""Requests and answers over HTTP; the door is `transport.HttpTransport`."""
+"""Requests and answers over HTTP; the entry is `transport.HttpTransport`."""

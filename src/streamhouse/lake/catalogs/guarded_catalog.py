@@ -1,4 +1,4 @@
-"""The door to lake tables: any pyiceberg catalog, with `_policy.py` enforced.
+"""The only way to lake tables: any pyiceberg catalog, with `_policy.py` enforced.
 
 Guarantees for every load and commit through a catalog from `guarded`:
 - of a table's properties nothing chooses code, an endpoint or a credential: refused properties are

@@ -2,7 +2,7 @@
 
 Every row of a lake table is a row of the log and keeps its `__bucket` and `__offset`. Other engines
 may move rows. `rows_stay_because` decides whether other engines may also delete and update rows.
-Two doors enforce the rules:
+Two functions enforce the rules:
 - `check_outside_commit`, for commits through our REST catalog: forbidden commits do not land
 - `outside_problem`, for commits past the REST catalog: rounds do not build on forbidden commits,
   and readers do not read them

@@ -1,4 +1,4 @@
-"""Spark SQL text to a predicate: the room's door for text. Uses sqlglot, with _operand.py.
+"""Spark SQL text to a predicate: the room's entry for text. Uses sqlglot, with _operand.py.
 
 sqlglot reads the grammar; this module decides the meaning of each piece. A piece is either
 translated exactly or refused by name: every argument of every sqlglot node must be known here.

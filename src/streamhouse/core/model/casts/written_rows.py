@@ -1,6 +1,6 @@
 """The columns meant by the rows of a write, and the same rows in a table's current version.
 
-Every door for writes uses this module, so a set of column names means the same at all doors. A
+Every kind of write uses this module, so a set of column names means the same in all kinds. A
 writer refers to one version of the schema: the version known to its client, or sent as `schema_id`.
 The names in the rows are the names of this version, whatever has changed since:
 

@@ -97,7 +97,7 @@ def _upload(store: Any, tmp_path: Path) -> None:
     assert sent.send_stable(logs, rows) == 300 + 5 + 1_100
     gone.unlink()
     assert sent.send_rest() == sum(map(len, _FILES.values())) - 300
-    assert sent.rounds == 2
+    assert sent.passes == 2
 
 
 def _download(store: Any, tmp_path: Path) -> dict[str, bytes]:

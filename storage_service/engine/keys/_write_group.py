@@ -1,4 +1,4 @@
-"""One round of writes to a primary key table: planned together, stored, applied, published."""
+"""The write group of a primary key table: requests planned together, stored, applied, published."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome
 from streamhouse.storage_service.log.log_tablet import LogTablet
 
-__all__ = ["KeyRound"]
+__all__ = ["WriteGroup"]
 
 _logger = logging.getLogger(__name__)
 
 
-class KeyRound:
+class WriteGroup:
     """Requests that are planned, stored and applied together.
 
     `unit` and `publish` belong to the event loop; `apply` belongs to the holder of the rows.

@@ -1,4 +1,4 @@
-"""A room's door is its modules without an underscore: other rooms import these, and no others."""
+"""A room's public modules have no underscore: other rooms import these, and no others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from tests.architecture.source_files import SourceFile, library_files
 
-# No room of the house stands above these, so none of their modules is a door.
+# No room of the house stands above these, so none of their modules is public.
 _TOP_ROOMS: Final = frozenset({"streamhouse", "streamhouse.api", "streamhouse.cli"})
 # Spark and the command line start these by a path or a name that is put together.
 _STARTED: Final = frozenset({"pyspark_streamhouse", "streamhouse.tiering.spark_job"})
