@@ -34,6 +34,9 @@ Numbers = NDArray[np.int64]
 _UNSIGNED_MAX: Final = (1 << 64) - 1
 
 
+_OF_ONE_BYTE: Final[Numbers] = np.array([(z >> 1) ^ -(z & 1) for z in range(128)])
+
+
 def read_varints(data: Bytes, at: Numbers, *, bytes_max: int) -> tuple[Numbers, Numbers]:
     """Return the numbers at the positions `at` of `data`, and the positions behind the numbers.
 
@@ -43,6 +46,8 @@ def read_varints(data: Bytes, at: Numbers, *, bytes_max: int) -> tuple[Numbers, 
     """
     byte = data.take(at, mode="clip")
     at = at + 1
+    if byte.tobytes().isascii():
+        return _OF_ONE_BYTE.take(byte), at
     raw = byte.astype(np.int64)
     shift = 0
     # The fastest check for a byte above 0x7F, for few and for many numbers.

@@ -154,9 +154,10 @@ async def _decode_all(
             assert part.table is not None
             bounds = inline_bounds(part.table.info, exchange.service.config)
             share = inline_share(part.records or b"", bounds)
-            # The event loop reads what fits into one pass, and batches that share passes.
+            # The event loop reads what fits into one pass, and small batches that share passes.
             pass_share = 1 / bounds.pass_batches_min
-            share_max = max(1 / len(readable), pass_share)
+            # With larger shares a request of many parts delays other requests for the table.
+            share_max = max(1 / len(readable), pass_share / 2)
             inline_max = int(bounds.bytes_max * share_max)
             if share > share_max:
                 at_once.create_task(_decode(exchange, part, body_memory, 0))
