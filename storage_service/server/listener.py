@@ -68,7 +68,7 @@ from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 if TYPE_CHECKING:
     from streamhouse.core.traces.spans import Spans
-if TYPE_CHECKING:
+
     # Loading the lake library takes a second, and most services never read the lake.
     from streamhouse.reading.lake_only.lake_history import IcebergHistory
 

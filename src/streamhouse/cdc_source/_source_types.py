@@ -23,7 +23,7 @@ from streamhouse.cdc_source._array_texts import (
 )
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.schema import type_from_json
-from streamhouse.core.model.values.calendar import DAY_US
+from streamhouse.core.model.values.calendar import DAY_US, MICROSECONDS
 from streamhouse.core.model.values.decimals import as_decimal
 from streamhouse.core.types.registry import type_of
 
@@ -31,9 +31,7 @@ __all__ = ["SourceColumn", "WireType", "is_key", "is_known_type", "to_array"]
 
 _DECIMAL_DIGITS_MAX: Final = 38
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
-# 0001-01-01 and the last microsecond of 9999: what Spark, Iceberg and Python can all show.
-_MICROS_MIN: Final = -62_135_596_800_000_000
-_MICROS_MAX: Final = 253_402_300_799_999_999
+_MICROS_MIN, _MICROS_MAX = MICROSECONDS
 _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
 _Decode = Callable[[Any], Any]
 _Fit = Callable[[int], int]

@@ -62,8 +62,8 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 # A group is planned as a whole before any of it is stored: larger ones would only wait longer.
-_ROUND_ROWS_MAX: Final = 100_000
-_ROUND_WRITES_MAX: Final = 64
+_GROUP_ROWS_MAX: Final = 100_000
+_GROUP_WRITES_MAX: Final = 64
 _LOAD_ROWS: Final = 20_000
 # Less waits for a sync to end, and shares a plan with what comes meanwhile.
 _OVERLAPPING_ROWS: Final = 512
@@ -233,7 +233,7 @@ class KeyWriter:
         for request in self._waiting:
             rows += request.row_count
             writes += max(len(request.writes), 1)
-            if chosen and (rows > _ROUND_ROWS_MAX or writes > _ROUND_WRITES_MAX):
+            if chosen and (rows > _GROUP_ROWS_MAX or writes > _GROUP_WRITES_MAX):
                 break
             neighbours = chosen or stored_requests
             if neighbours and not (request.is_published and neighbours[0].is_published):
@@ -243,7 +243,7 @@ class KeyWriter:
                 break
             numbered |= request.numbered_buckets
             chosen.append(request)
-        is_worth_it = rows >= _OVERLAPPING_ROWS or writes >= _ROUND_WRITES_MAX
+        is_worth_it = rows >= _OVERLAPPING_ROWS or writes >= _GROUP_WRITES_MAX
         return chosen if stored_requests is None or is_worth_it else []
 
     def _may_grow(self, requests: Sequence[KeyRequest]) -> bool:

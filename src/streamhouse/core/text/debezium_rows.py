@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.records.unavailable_value import UnavailableValue
 from streamhouse.core.model.schema import empty_batch
+from streamhouse.core.model.values.calendar import DAYS, MICROSECONDS
 from streamhouse.core.rows._row_text import column_of
 from streamhouse.core.rows.checked_rows import Misfit, Misfits, ReadRows
 from streamhouse.core.rows.division import read_rows
@@ -64,9 +65,6 @@ _DECODER: Final = json.JSONDecoder()
 _PER_US: Final = 1_000
 _NO_NUMBERS: Final = ("NaN", "Infinity", "-Infinity")
 """Debezium's texts for numbers outside of JSON."""
-# 0001-01-01 and 9999-12-31: what Spark, Iceberg and Python can all show.
-_DAYS: Final = (-719_162, 2_932_896)
-_MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _INT64: Final = range(-(1 << 63), 1 << 63)
 # In ASCII a letter and its capital differ by this bit.
 _CASE_BIT: Final = 0x20
@@ -448,7 +446,7 @@ def _value(array: pa.Array, t: pa.DataType, unit: str) -> pa.Array:
         elif pa.types.is_timestamp(t) and unit == "ns":
             ns = array.fill_null(0).to_numpy(zero_copy_only=False)
             array = pc.if_else(array.is_valid(), pa.array(ns // _PER_US), None)
-        first, last = _DAYS if pa.types.is_date(t) else _MICROS
+        first, last = DAYS if pa.types.is_date(t) else MICROSECONDS
         # `pc.min_max` takes ten times as long.
         counts = array.fill_null(0).to_numpy(zero_copy_only=False)
         if len(counts) and not first <= counts.min() <= counts.max() <= last:
@@ -461,8 +459,8 @@ def _value(array: pa.Array, t: pa.DataType, unit: str) -> pa.Array:
 def _plain_time(value: int | Decimal, t: pa.DataType, unit: str) -> Any:
     if isinstance(value, Decimal):
         return f"{value} (no whole number)"
-    number, (first, last) = value, _DAYS
+    number, (first, last) = value, DAYS
     if pa.types.is_timestamp(t):
         number = {"ms": value * _PER_US, "us": value, "ns": value // _PER_US}[unit]
-        first, last = _MICROS
+        first, last = MICROSECONDS
     return number if first <= number <= last else f"{value} (outside of the years 1 to 9999)"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.model.casts.nested import offsets_of
-from streamhouse.core.model.values.calendar import DAY_US, python_value
+from streamhouse.core.model.values.calendar import DAYS, MICROSECONDS, python_value
 from streamhouse.core.model.values.json_values import json_value
 
 __all__ = [
@@ -32,9 +32,6 @@ _ESCAPED: Final = r'[\x00-\x1f"\\]'
 _ESCAPES: Final = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 _CONTROL: Final = r"[\x00-\x1f]"
 _CONTROLS: Final = tuple((chr(code), f"\\u{code:04x}") for code in range(ord(" ")))
-# Days of the years 1 to 9999; texts of other years have a sign.
-_FIRST_DAY: Final = -719_162
-_LAST_DAY: Final = 2_932_896
 
 
 def struct_texts(
@@ -65,14 +62,15 @@ def pair_texts(keys: pa.LargeStringArray, items: pa.LargeStringArray) -> pa.Larg
 
 def date_texts(column: pa.Array) -> pa.LargeStringArray:
     """Return dates as ISO 8601."""
-    if not _is_within(column.cast(pa.int32()), _FIRST_DAY, _LAST_DAY):
+    # Texts of other years have a sign.
+    if not _is_within(column.cast(pa.int32()), *DAYS):
         return one_by_one(column)
     return quoted(column.cast(pa.string()))
 
 
 def timestamp_texts(column: pa.Array, *, is_utc: bool) -> pa.LargeStringArray:
     """Return timestamps as ISO 8601."""
-    if not _is_within(column.cast(pa.int64()), _FIRST_DAY * DAY_US, (_LAST_DAY + 1) * DAY_US - 1):
+    if not _is_within(column.cast(pa.int64()), *MICROSECONDS):
         return one_by_one(column)
     # As `2026-01-02 03:04:05.000000`; `strftime` takes many times as long.
     texts = column.cast(pa.timestamp("us")).cast(pa.large_string())

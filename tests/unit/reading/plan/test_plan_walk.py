@@ -1,4 +1,7 @@
-"""Planning goes through the files of the room once: a reader follows it without going back."""
+"""Planning goes through the files of the room once: a reader follows it without going back.
+
+The files of `where/` are left out of the count: a plan with a predicate enters them many times.
+"""
 
 from __future__ import annotations
 

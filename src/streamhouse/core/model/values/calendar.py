@@ -18,7 +18,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 __all__ = [
+    "DAYS",
     "DAY_US",
+    "MICROSECONDS",
     "FarDate",
     "FarTimestamp",
     "arrow_value",
@@ -35,6 +37,10 @@ __all__ = [
 ]
 
 DAY_US: Final = 86_400_000_000
+DAYS: Final = (-719_162, 2_932_896)
+"""The first and last day of the years 1 to 9999: what Spark, Iceberg and Python can all show."""
+MICROSECONDS: Final = (DAYS[0] * DAY_US, (DAYS[1] + 1) * DAY_US - 1)
+"""The first and the last microsecond of these years."""
 _CYCLE_YEARS: Final = 400
 _CYCLE_DAYS: Final = 146_097
 _EPOCH_DATE: Final = datetime.date(1970, 1, 1)
