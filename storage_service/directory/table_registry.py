@@ -33,6 +33,7 @@ from streamhouse.core.errors import (
     StreamhouseError,
     TableExistsError,
     TableNotFoundError,
+    UnavailableError,
     UnsupportedError,
     suggestion,
 )
@@ -178,6 +179,20 @@ class TableRegistry:
             raise self.not_found(path)
         return info
 
+    def check_dropped(self, path: TablePath, table_id: int) -> None:
+        """Raise `UnavailableError` until the drop of the table is durable."""
+        info = self._tables.get(path)
+        if info is not None and info.table_id == table_id:
+            raise self.not_open(path)
+
+    @staticmethod
+    def not_open(path: TablePath) -> UnavailableError:
+        """Return the error for a table being created, dropped or moved.
+
+        A caller that was told "does not exist" might begin anew, and a crash might undo the drop.
+        """
+        return UnavailableError(f"table '{path}' is not open now; try again")
+
     def not_found(self, path: TablePath) -> TableNotFoundError:
         """Return the error for a table that does not exist."""
         names = [str(name) for name in self.paths() if name != path]
@@ -195,12 +210,7 @@ class TableRegistry:
             )
         if self._names is not None:
             self._names.create_database(name)
-        databases.add(name)
-        try:
-            self._save()
-        except StorageFailedError:
-            databases.discard(name)
-            raise
+        self._save_databases(databases | {name})
 
     def drop_database(self, name: str) -> None:
         """Drop an empty database; `default` stays."""
@@ -214,12 +224,12 @@ class TableRegistry:
             )
         if self._names is not None:
             self._names.drop_database(name)
-        self._state.databases.discard(name)
-        try:
-            self._save()
-        except StorageFailedError:
-            self._state.databases.add(name)
-            raise
+        self._save_databases(self._state.databases - {name})
+
+    def _save_databases(self, databases: set[str]) -> None:
+        """Replace the databases; readers see the change when it is durable."""
+        save_service_state(self._directory, replace(self._state, databases=databases))
+        self._state.databases = databases
 
     def prepare_table(self, descriptor: TableDescriptor, *, created_at_us: int) -> TableInfo:
         """Return a new table under a new id, with an empty directory; `add_table` makes it exist.

@@ -302,17 +302,17 @@ class TabletManager:
         if table is None:
             self._check_not_away(path)
             self.registry.table(path)
-            # Just being created or dropped: who is told that there is none might begin anew.
-            raise UnavailableError(f"table '{path}' is not open now; try again")
+            raise self.registry.not_open(path)
         return table
 
     def check_open(self, table: OpenTable) -> None:
-        """Raise `TableNotFoundError` for a dropped table, `UnavailableError` for a moved table."""
+        """Raise `TableNotFoundError` for a dropped table, `UnavailableError` for a moved table.
+
+        Until the drop is durable the table may come back: then `UnavailableError` is raised.
+        """
         if table.is_dropped:
             self._check_not_away(table.path)
-            served = self._tables.get(table.path)
-            if served is not None and served.info.table_id == table.info.table_id:
-                raise UnavailableError(f"the move of '{table.path}' was given up; try again")
+            self.registry.check_dropped(table.path, table.info.table_id)
             error = self.registry.not_found(table.path)
             error.table = str(table.path)
             raise error
@@ -434,7 +434,7 @@ class TabletManager:
             await self.mending.leave(table)
             # A file that is saved where the directory was would be in the journal for good.
             await self.tiering.leave(table)
-            await table.end_saves(self.registry.not_found(table.path))
+            await table.end_saves(self.registry.not_open(table.path))
         try:
             yield
         except StreamhouseError:

@@ -145,6 +145,9 @@ def test_a_name_mapping_that_cannot_be_read_is_said(world: IcebergWorld, text: s
 
     with pytest.raises(CorruptDataError, match=r"shop\.clicks': property 'schema\.name-mapping"):
         world.read()
+    with world.table().transaction() as change:
+        change.remove_properties("schema.name-mapping.default")
+    assert world.read().num_rows == 1
 
 
 def test_a_nested_field_that_was_renamed_is_refused(world: IcebergWorld) -> None:

@@ -14,7 +14,12 @@ from typing import Final
 
 import pytest
 
-from streamhouse.core.errors import StorageFailedError, StreamhouseError
+from streamhouse.core.errors import (
+    StorageFailedError,
+    StreamhouseError,
+    TableNotFoundError,
+    UnavailableError,
+)
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -115,3 +120,51 @@ async def test_a_table_that_could_not_be_dropped_is_saved_as_before(tmp_path: Pa
         for name, save in _SAVES.items():
             await save(manager, table)
             assert disk.renamed[-1] == name
+
+
+async def test_a_table_is_gone_only_when_the_drop_is_durable(tmp_path: Path) -> None:
+    """A request under way was told that the table does not exist; a crash then undid the drop."""
+    disk = _HeldDisk()
+    directory = DataDirectory.open(tmp_path)
+    directory.filesystem = disk
+    async with open_manager(tmp_path, directory=directory) as manager:
+        table = await manager.create_table(table_descriptor("t"))
+        disk.held = "service.json"
+        dropping = asyncio.ensure_future(manager.drop_table(table.path))
+        await asyncio.to_thread(disk.is_held.wait, 20)
+        try:
+            assert manager.has_table(table.path)
+            with pytest.raises(UnavailableError, match="not open now"):
+                manager.table(table.path)
+            with pytest.raises(UnavailableError, match="not open now"):
+                manager.check_open(table)
+            with pytest.raises(UnavailableError, match="not open now"):
+                await _report(manager, table)
+        finally:
+            disk.goes_on.set()
+        await dropping
+        with pytest.raises(TableNotFoundError, match="does not exist"):
+            manager.check_open(table)
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_databases_change_only_when_the_change_is_durable(
+    tmp_path: Path, is_made: bool
+) -> None:
+    disk = _HeldDisk()
+    directory = DataDirectory.open(tmp_path)
+    directory.filesystem = disk
+    async with open_manager(tmp_path, directory=directory) as manager:
+        change = manager.create_database
+        if not is_made:
+            await manager.create_database("sales")
+            change = manager.drop_database
+        before = manager.databases()
+        disk.held = "service.json"
+        changing = asyncio.ensure_future(change("sales"))
+        await asyncio.to_thread(disk.is_held.wait, 20)
+        shown = manager.databases()
+        disk.goes_on.set()
+        await changing
+        assert shown == before
+        assert ("sales" in manager.databases()) == is_made
