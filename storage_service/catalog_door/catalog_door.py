@@ -39,7 +39,7 @@ from streamhouse.core.model.lake.facts import (
 )
 from streamhouse.core.model.table import TablePath
 from streamhouse.core.threads import Pool
-from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.storage_service.catalog_door._shard_of_request import handed_on
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -57,7 +57,7 @@ from streamhouse.storage_service.server.routes import (
     control,
 )
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.service_tables import ServiceTables, live_table
+from streamhouse.storage_service.server.service_tables import ServiceTables, served_table
 
 if TYPE_CHECKING:
     from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
@@ -224,7 +224,7 @@ class CatalogDoor(Door):
 
         def head() -> Awaitable[int | None]:
             return asyncio.get_running_loop().run_in_executor(
-                self._threads, self._blocking_head, live_table(table)
+                self._threads, self._blocking_head, served_table(table)
             )
 
         return await self._service.manager.tiering.look(table, head)
@@ -278,7 +278,7 @@ class CatalogDoor(Door):
     def _blocking_answer(self, request: RestRequest, tables: ServiceTables) -> RestAnswer:
         return self._opened().answer(request, tables)
 
-    def _blocking_head(self, table: LiveTable) -> int | None:
+    def _blocking_head(self, table: ServedTable) -> int | None:
         return self._opened().readable_head(table)
 
     def _opened(self) -> RestCatalogApi:

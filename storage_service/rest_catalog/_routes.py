@@ -20,7 +20,7 @@ from streamhouse.core.model.values.units import parse_boolean
 from streamhouse.lake.catalogs.guarded_catalog import check_namespace
 from streamhouse.lake.catalogs.open_catalog import OpenCatalog
 from streamhouse.lake.guards.catalog_tables import CatalogTables
-from streamhouse.lake.guards.live_tables import LiveTables
+from streamhouse.lake.guards.served_tables import ServedTables
 from streamhouse.lake.guards.table_commits import (
     LakeMetadata,
     TableCommits,
@@ -104,7 +104,7 @@ class NamespaceRoutes:
 class TableRoutes:
     """Lists, loads, creates, commits to, registers, renames and drops tables of one catalog."""
 
-    def __init__(self, catalog: OpenCatalog, tables: LiveTables, files: FileAccess) -> None:
+    def __init__(self, catalog: OpenCatalog, tables: ServedTables, files: FileAccess) -> None:
         self._tables = CatalogTables(catalog.get(), tables)
         self._commits = TableCommits(catalog.get(), tables)
         self._files = files

@@ -18,7 +18,7 @@ from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.lake.catalogs.open_catalog import OpenCatalog
 from streamhouse.lake.catalogs.rest_catalog import passed_through
 from streamhouse.lake.guards.lake_look import readable_head
-from streamhouse.lake.guards.live_tables import LiveTable, LiveTables
+from streamhouse.lake.guards.served_tables import ServedTable, ServedTables
 from streamhouse.lake.iceberg_errors import catalog_errors
 from streamhouse.storage_service.rest_catalog._catalog_properties import FileAccess, HiddenValues
 from streamhouse.storage_service.rest_catalog._routes import (
@@ -68,7 +68,7 @@ class RestCatalogApi:
         """Close the catalog's connections."""
         self._open.close()
 
-    def answer(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
+    def answer(self, request: RestRequest, tables: ServedTables) -> RestAnswer:
         """Answer one request; `tables` are the service's tables at this time."""
         path = "/".join(request.segments)
         is_change = request.method not in ("GET", "HEAD")
@@ -84,14 +84,14 @@ class RestCatalogApi:
             # Without the cause: the text of the cause has the secret, too.
             raise type(error)(shown) from None
 
-    def readable_head(self, table: LiveTable) -> int | None:
+    def readable_head(self, table: ServedTable) -> int | None:
         """Return the lake snapshot that readers may use now; see `lake_look`."""
         try:
             return readable_head(self._open.get(), table)
         except StreamhouseError as error:
             raise type(error)(self._hidden.without(error.message)) from None
 
-    def _answer(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
+    def _answer(self, request: RestRequest, tables: ServedTables) -> RestAnswer:
         if any("/" in segment for segment in request.segments):
             # Grants are checked by the segments of the path; a name with '/' would evade the check.
             raise InvalidNameError("a namespace or table must not have '/' in its name")
@@ -112,7 +112,7 @@ class RestCatalogApi:
         raise _no_route(request)
 
     def _below_namespaces(
-        self, request: RestRequest, tables: LiveTables, segments: list[str]
+        self, request: RestRequest, tables: ServedTables, segments: list[str]
     ) -> RestAnswer:
         if not segments:
             return _namespaces(NamespaceRoutes(self._open), request)
@@ -143,7 +143,7 @@ class RestCatalogApi:
         self,
         identifier: tuple[str, ...],
         request: RestRequest,
-        tables: LiveTables,
+        tables: ServedTables,
         tail: list[str],
     ) -> RestAnswer:
         routes = self._table_routes(tables)
@@ -163,7 +163,7 @@ class RestCatalogApi:
                 return RestAnswer(204)
         raise _no_route(request)
 
-    def _table_routes(self, tables: LiveTables) -> TableRoutes:
+    def _table_routes(self, tables: ServedTables) -> TableRoutes:
         return TableRoutes(self._open, tables, self._files)
 
 

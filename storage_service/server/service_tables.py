@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from streamhouse.core.errors import ForbiddenError, StreamhouseError
 from streamhouse.core.model.table import TablePath
-from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.server.service import Service
 
-__all__ = ["ServiceTables", "live_table"]
+__all__ = ["ServiceTables", "served_table"]
 
 
 class ServiceTables:
@@ -29,8 +29,8 @@ class ServiceTables:
         }
         self._damaged = {table.table_id: table for table in service.manager.damaged_tables()}
 
-    def with_id(self, table_id: int) -> LiveTable | None:
-        """See `LiveTables.with_id`.
+    def with_id(self, table_id: int) -> ServedTable | None:
+        """See `ServedTables.with_id`.
 
         Raises `TableDamagedError` for a damaged table, which still owns its lake tables, and
         `ForbiddenError` for a table of another shard.
@@ -43,10 +43,10 @@ class ServiceTables:
         if table_id in self._damaged:
             raise self._damaged[table_id].error()
         table = self._by_id.get(table_id)
-        return None if table is None or table.is_dropped else live_table(table)
+        return None if table is None or table.is_dropped else served_table(table)
 
-    def named(self, path: str) -> LiveTable | None:
-        """See `LiveTables.named`."""
+    def named(self, path: str) -> ServedTable | None:
+        """See `ServedTables.named`."""
         try:
             table_path = TablePath.parse(path)
         except StreamhouseError:
@@ -56,13 +56,13 @@ class ServiceTables:
                 raise damaged.error()
         for table in self._by_id.values():
             if table.path == table_path and not table.is_dropped:
-                return live_table(table)
+                return served_table(table)
         return None
 
 
-def live_table(table: OpenTable) -> LiveTable:
+def served_table(table: OpenTable) -> ServedTable:
     """Return the state of a table that the checks of lake commits need. Event loop only."""
-    return LiveTable(
+    return ServedTable(
         info=table.info,
         lake=table.lake,
         high_watermarks={b: tablet.high_watermark for b, tablet in enumerate(table.tablets)},

@@ -21,7 +21,7 @@ REASONS: Final = {
     "_Client of replay.py": "StorageClient stands on `writing`",
     "RejectsClient": "StorageClient stands on `writing`",
     "ReportsPositions": "StorageClient stands on `positions`",
-    "LiveTables": "`lake` is a library of the service, whose server has the tables",
+    "ServedTables": "`lake` is a library of the service, whose server has the tables",
     "Observer": "the metrics of the server stand on the data directory",
     "Adoptable": "the engine knows no lake",
     "Links": "the coordinator of transactions stands on the commit of each table",

@@ -39,7 +39,7 @@ from streamhouse.core.model.table_state import (
 )
 from streamhouse.lake.catalogs._sql_catalog import open_catalog
 from streamhouse.lake.guards.lake_look import readable_head
-from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.lake.guards.served_tables import ServedTable
 
 __all__ = ["FakeService"]
 
@@ -341,7 +341,7 @@ class FakeService:
 
     def look_at_lake(self, path: str) -> LakeState:
         state = self.table_state(path)
-        live = LiveTable(
+        live = ServedTable(
             info=state.table,
             lake=state.lake,
             high_watermarks={b: at.high_watermark for b, at in state.positions.items()},

@@ -23,7 +23,7 @@ from requests.adapters import BaseAdapter
 
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
-from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.storage_service.catalog_door.catalog_door import iceberg_error
 from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
@@ -31,7 +31,7 @@ from tests.support.fake_service import FakeService
 from tests.support.tiering_world import TieringWorld
 
 __all__ = [
-    "FakeLiveTables",
+    "FakeServedTables",
     "FrontWorld",
     "MemoryRestCatalog",
     "RestWorld",
@@ -51,7 +51,7 @@ def _uri(host: str) -> str:
     return f"http://{host}/iceberg"
 
 
-class FakeLiveTables:
+class FakeServedTables:
     """The tables of the service in memory, as the REST catalog asks for them."""
 
     def __init__(self, service: FakeService, service_id: str) -> None:
@@ -59,18 +59,18 @@ class FakeLiveTables:
         self.service_id = service_id
         self.pinned: set[int] = set()
 
-    def with_id(self, table_id: int) -> LiveTable | None:
+    def with_id(self, table_id: int) -> ServedTable | None:
         for path in self._service.list_tables():
             if self._service.describe_table(path).table_id == table_id:
                 return self.named(path)
         return None
 
-    def named(self, path: str) -> LiveTable | None:
+    def named(self, path: str) -> ServedTable | None:
         try:
             state = self._service.table_state(path)
         except StreamhouseError:
             return None
-        return LiveTable(
+        return ServedTable(
             info=state.table,
             lake=state.lake,
             high_watermarks={b: p.high_watermark for b, p in state.positions.items()},
@@ -84,7 +84,7 @@ class RestWorld:
     def __init__(self, world: TieringWorld, *, host: str = "memory") -> None:
         self.world = world
         self.host = host
-        self.tables = FakeLiveTables(world.service, world.catalog.properties[SERVICE_ID_PROPERTY])
+        self.tables = FakeServedTables(world.service, world.catalog.properties[SERVICE_ID_PROPERTY])
         self.reopen()
         _HOSTS[host] = self.call
 

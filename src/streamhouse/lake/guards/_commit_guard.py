@@ -37,7 +37,7 @@ from streamhouse.core.model.lake.facts import (
 )
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, RETRACTS_COLUMN
 from streamhouse.core.model.table import TableInfo
-from streamhouse.lake.guards.live_tables import LiveTable, LiveTables
+from streamhouse.lake.guards.served_tables import ServedTable, ServedTables
 from streamhouse.lake.snapshots._coverage import ancestors_of, covered_for, facts_of
 from streamhouse.lake.tables._description import TABLE_PROPERTY, table_described_by
 
@@ -63,7 +63,7 @@ _OURS: Final = "streamhouse."
 _METRICS: Final = {f"write.metadata.metrics.column.{field.name}" for field in LAKE_SYSTEM_FIELDS}
 
 
-def protecting_table(metadata: TableMetadata, tables: LiveTables) -> LiveTable | None:
+def protecting_table(metadata: TableMetadata, tables: ServedTables) -> ServedTable | None:
     """Return the live table that `metadata` is a lake table of, None for everybody else's."""
     table_id = owner_of(metadata.properties)
     live = None if table_id is None else tables.with_id(table_id)
@@ -81,7 +81,7 @@ def owner_of(properties: Mapping[str, str]) -> int | None:
     return None
 
 
-def check_commit(name: str, base: TableMetadata, new: TableMetadata, live: LiveTable) -> None:
+def check_commit(name: str, base: TableMetadata, new: TableMetadata, live: ServedTable) -> None:
     """Refuse a commit that would break union reads of `live`, whose lake table is `name`.
 
     Raises:
@@ -105,14 +105,14 @@ def check_commit(name: str, base: TableMetadata, new: TableMetadata, live: LiveT
 
 
 def new_foreign_snapshots(
-    base: TableMetadata, new: TableMetadata, live: LiveTable
+    base: TableMetadata, new: TableMetadata, live: ServedTable
 ) -> list[Snapshot]:
     """Return what the commit brings into the main branch besides rounds of the current epoch."""
     rounds = {snapshot.snapshot_id for snapshot in _round_snapshots(base, new, live)}
     return [s for s in _added_to_main(base, new) if s.snapshot_id not in rounds]
 
 
-def covered_offsets(metadata: TableMetadata, live: LiveTable) -> Mapping[int, int]:
+def covered_offsets(metadata: TableMetadata, live: ServedTable) -> Mapping[int, int]:
     """Return the end offset of each bucket that the current snapshot covers; has every bucket."""
     covered = _covered(metadata, live)
     nothing = dict.fromkeys(range(live.info.bucket_count), 0)
@@ -124,7 +124,7 @@ def _added_to_main(base: TableMetadata, new: TableMetadata) -> list[Snapshot]:
     return [snapshot for snapshot in ancestors_of(new) if snapshot.snapshot_id not in base_ids]
 
 
-def _round_snapshots(base: TableMetadata, new: TableMetadata, live: LiveTable) -> list[Snapshot]:
+def _round_snapshots(base: TableMetadata, new: TableMetadata, live: ServedTable) -> list[Snapshot]:
     return [
         snapshot
         for snapshot in _added_to_main(base, new)
@@ -201,7 +201,7 @@ def _check_specs(where: str, base: TableMetadata, new: TableMetadata) -> None:
 
 
 def _check_offsets(
-    where: str, base: TableMetadata, new: TableMetadata, live: LiveTable, *, is_round: bool
+    where: str, base: TableMetadata, new: TableMetadata, live: ServedTable, *, is_round: bool
 ) -> None:
     base_covered, new_covered = _covered(base, live), _covered(new, live)
     old = covered_offsets(base, live)
@@ -251,14 +251,14 @@ def _check_offsets(
             )
 
 
-def is_left_layout(metadata: TableMetadata, live: LiveTable) -> bool:
+def is_left_layout(metadata: TableMetadata, live: ServedTable) -> bool:
     """Whether the lake table is a batch layout of a table without a batch layout."""
     is_layout = LakeRole.BATCH.owner_property in metadata.properties
     has_one = live.info.properties().has_batch_layout or live.lake.batch is not None
     return is_layout and not has_one
 
 
-def _is_former_layout(base: TableMetadata, before: CoveredOffsets, live: LiveTable) -> bool:
+def _is_former_layout(base: TableMetadata, before: CoveredOffsets, live: ServedTable) -> bool:
     """Whether the rows belong to a batch layout that the table has since changed or dropped."""
     is_layout = LakeRole.BATCH.owner_property in base.properties
     return is_layout and before.epoch <= live.lake.batch_since_epoch
@@ -285,7 +285,7 @@ def _check_same_properties(
 
 
 def _check_description(
-    where: str, old: Mapping[str, str], new: Mapping[str, str], live: LiveTable
+    where: str, old: Mapping[str, str], new: Mapping[str, str], live: ServedTable
 ) -> None:
     """Tiering changes the description with the schema; others could only spoil it."""
     text = new.get(TABLE_PROPERTY)
@@ -299,7 +299,7 @@ def _check_description(
         raise ForbiddenError(f"{where}: property '{TABLE_PROPERTY}' must describe that table")
 
 
-def _check_pins(where: str, base: TableMetadata, new: TableMetadata, live: LiveTable) -> None:
+def _check_pins(where: str, base: TableMetadata, new: TableMetadata, live: ServedTable) -> None:
     gone = {s.snapshot_id for s in base.snapshots} - {s.snapshot_id for s in new.snapshots}
     for snapshot_id in gone.intersection(live.pinned):
         raise ForbiddenError(
@@ -308,13 +308,13 @@ def _check_pins(where: str, base: TableMetadata, new: TableMetadata, live: LiveT
         )
 
 
-def _covered(metadata: TableMetadata, live: LiveTable) -> CoveredOffsets | None:
+def _covered(metadata: TableMetadata, live: ServedTable) -> CoveredOffsets | None:
     return covered_for(
         metadata, is_owner=lambda properties: owner_of(properties) == live.info.table_id
     )
 
 
-def _read(properties: Mapping[str, str], live: LiveTable) -> CoveredOffsets | None:
+def _read(properties: Mapping[str, str], live: ServedTable) -> CoveredOffsets | None:
     if owner_of(properties) != live.info.table_id:
         return None
     return offsets_of_properties(properties)

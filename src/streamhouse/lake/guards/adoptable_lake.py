@@ -45,7 +45,7 @@ from streamhouse.lake.commits._staged_snapshot import (
     SnapshotChanges,
     stage_snapshot,
 )
-from streamhouse.lake.guards.live_tables import LiveTables
+from streamhouse.lake.guards.served_tables import ServedTables
 from streamhouse.lake.iceberg_errors import catalog_errors
 from streamhouse.lake.snapshots._coverage import (
     ancestors_of,
@@ -173,7 +173,7 @@ class AdoptableLake:
 def find_adoptable(
     catalog: Catalog,
     path: TablePath,
-    tables: LiveTables,
+    tables: ServedTables,
     *,
     is_forced: bool,
     now_ms: int,

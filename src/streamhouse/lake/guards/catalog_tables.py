@@ -18,7 +18,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from streamhouse.core.errors import ForbiddenError, TableExistsError
 from streamhouse.lake.catalogs.guarded_catalog import guard_of
 from streamhouse.lake.guards._commit_guard import is_left_layout, protecting_table
-from streamhouse.lake.guards.live_tables import LiveTables
+from streamhouse.lake.guards.served_tables import ServedTables
 from streamhouse.lake.guards.table_commits import LakeMetadata, check_new_table
 from streamhouse.lake.snapshots._table_files import (
     check_registration,
@@ -36,7 +36,7 @@ Identifier = tuple[str, ...]
 class CatalogTables:
     """Lists, loads, creates, registers, renames and drops tables of a catalog."""
 
-    def __init__(self, catalog: Catalog, tables: LiveTables) -> None:
+    def __init__(self, catalog: Catalog, tables: ServedTables) -> None:
         self._catalog = catalog
         self._tables = tables
 

@@ -10,7 +10,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from streamhouse.core.model.lake.facts import LakeRole
-from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.lake.iceberg_errors import catalog_errors
 from streamhouse.lake.snapshots._coverage import covered_offsets
 from streamhouse.lake.snapshots._outside_changes import outside_problem
@@ -18,7 +18,7 @@ from streamhouse.lake.snapshots._outside_changes import outside_problem
 __all__ = ["readable_head"]
 
 
-def readable_head(catalog: Catalog, live: LiveTable) -> int | None:
+def readable_head(catalog: Catalog, live: ServedTable) -> int | None:
     """Return the current snapshot of a table's rows, if readers may read the snapshot.
 
     The snapshot covers exactly the registered offsets, and has no forbidden change of another

@@ -56,7 +56,7 @@ from streamhouse.lake.guards._commit_guard import (
     owner_of,
     protecting_table,
 )
-from streamhouse.lake.guards.live_tables import LiveTables
+from streamhouse.lake.guards.served_tables import ServedTables
 from streamhouse.lake.iceberg_errors import catalog_errors, sentence_of
 from streamhouse.lake.snapshots._coverage import role_of
 from streamhouse.lake.snapshots._outside_changes import check_outside_commit
@@ -101,7 +101,7 @@ class LakeMetadata:
 class TableCommits:
     """Commits to one catalog. Thread-safe as far as the catalog is."""
 
-    def __init__(self, catalog: Catalog, tables: LiveTables) -> None:
+    def __init__(self, catalog: Catalog, tables: ServedTables) -> None:
         self._catalog = catalog
         self._tables = tables
 
@@ -311,7 +311,9 @@ def _with_order_named(updates: Sequence[TableUpdate]) -> Iterator[TableUpdate]:
             yield update
 
 
-def check_new_table(identifier: Identifier, properties: dict[str, str], tables: LiveTables) -> None:
+def check_new_table(
+    identifier: Identifier, properties: dict[str, str], tables: ServedTables
+) -> None:
     """Refuse a new lake table under the name of a live table, but not tiering's own.
 
     Raises `TableExistsError`.

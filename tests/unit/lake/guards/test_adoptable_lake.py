@@ -29,7 +29,7 @@ from streamhouse.lake.guards.adoptable_lake import (
     AdoptableLake,
     find_adoptable,
 )
-from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.lake.tables._description import TABLE_PROPERTY
 from tests.support.faulty_catalog import missing_files
 from tests.support.held_step import lower
@@ -44,10 +44,10 @@ class OtherService:
 
     service_id = "another"
 
-    def with_id(self, _table_id: int) -> LiveTable | None:
+    def with_id(self, _table_id: int) -> ServedTable | None:
         return None
 
-    def named(self, _path: str) -> LiveTable | None:
+    def named(self, _path: str) -> ServedTable | None:
         return None
 
 

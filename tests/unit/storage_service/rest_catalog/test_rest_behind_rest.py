@@ -22,7 +22,13 @@ from streamhouse.core.errors import UnsupportedError
 from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.lake.guards.table_commits import TableCommits
 from tests.support.fake_service import FakeService
-from tests.support.rest_world import FakeLiveTables, FrontWorld, RestWorld, adding_column, change_of
+from tests.support.rest_world import (
+    FakeServedTables,
+    FrontWorld,
+    RestWorld,
+    adding_column,
+    change_of,
+)
 from tests.support.tiering_world import TieringWorld, rows
 
 ROWS = pa.table({"a": pa.array([1, 2, 3], pa.int64()), "b": ["x", None, "z"]})
@@ -255,7 +261,7 @@ def test_a_catalog_behind_is_asked_for_what_it_offers(front: FrontWorld, says: s
 
 def _commits(catalog: Catalog) -> TableCommits:
     described = LakeCatalog(name=catalog.name, properties={SERVICE_ID_PROPERTY: "0123"})
-    return TableCommits(catalog, FakeLiveTables(FakeService(described), "0123"))
+    return TableCommits(catalog, FakeServedTables(FakeService(described), "0123"))
 
 
 def test_a_catalog_that_changes_one_table_at_a_time_says_so() -> None:

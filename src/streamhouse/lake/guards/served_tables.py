@@ -12,11 +12,11 @@ from typing import Protocol
 from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.table import TableInfo
 
-__all__ = ["LiveTable", "LiveTables"]
+__all__ = ["ServedTable", "ServedTables"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveTable:
+class ServedTable:
     """A table of the service at one moment; `pinned` are lake snapshot ids."""
 
     info: TableInfo
@@ -25,15 +25,15 @@ class LiveTable:
     pinned: Collection[int] = ()
 
 
-class LiveTables(Protocol):
+class ServedTables(Protocol):
     """The service's tables, as they are when asked. Called on worker threads."""
 
     @property
     def service_id(self) -> str:
         """The id that marks the service's lake tables."""
 
-    def with_id(self, table_id: int) -> LiveTable | None:
+    def with_id(self, table_id: int) -> ServedTable | None:
         """Return the table with this id, None when there is none (any more)."""
 
-    def named(self, path: str) -> LiveTable | None:
+    def named(self, path: str) -> ServedTable | None:
         """Return the table at `database.table`, None without such a table."""
