@@ -23,8 +23,8 @@ from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.parquet_writer import FileFormat
 from streamhouse.lake.lake_tables import IcebergLake
+from streamhouse.reading.tail.lake_task import SplitResult, TieringSplit
 from streamhouse.tiering import spark_job
-from streamhouse.tiering.tasks._lake_task import SplitResult, TieringSplit
 from streamhouse.tiering.worker._service import TieringService
 from streamhouse.tiering.worker._spark_runner import SparkRunner
 from streamhouse.tiering.worker.maintain_job import maintain_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from streamhouse.tiering.tasks._lake_task import SplitResult, TieringSplit
+from streamhouse.reading.tail.lake_task import SplitResult, TieringSplit
 from streamhouse.tiering.tasks._rewrite_task import RewriteResult, RewriteTask
 
 __all__ = [

@@ -93,7 +93,7 @@ def test_an_executor_loads_no_engine_and_no_sql_parser(module: str) -> None:
 
 
 def test_a_tiering_task_is_plain_python() -> None:
-    loaded = _loaded_by("streamhouse.tiering.tasks._lake_task")
+    loaded = _loaded_by("streamhouse.reading.tail.lake_task")
 
     assert not loaded & (ENGINES | {"pyspark", "py4j", "sqlglot"})
 

@@ -152,9 +152,9 @@ STEPS: Final = {
         "connector.write._write_jobs", "client_for", "a pickled job opens its client by itself"
     ),
     "lake-rows-made": Place(
-        "tiering.tasks._lake_task", "lake_rows", "how many batches make one table is seen nowhere"
+        "reading.tail.lake_task", "lake_rows", "how many batches make one table is seen nowhere"
     ),
-    "budget-taking": Place("tiering.tasks._log_chunks", "_Budget.take", _HELD),
+    "budget-taking": Place("reading.tail._log_chunks", "_Budget.take", _HELD),
     "round-running": Place("tiering.worker._service", "TieringService._run_round", _HELD),
     "round-planning": Place("tiering.round._round", "plan_round", _BUG),
 }
@@ -190,7 +190,7 @@ BOUNDS: Final = {
     "kept-tables": Place(
         "reading.duckdb._query_database", "KEPT_BYTES", "128 MiB of rows take a while to write"
     ),
-    "read-page": Place("tiering.tasks._log_chunks", "PAGE_BYTES", _SLOW),
+    "read-page": Place("reading.tail._log_chunks", "PAGE_BYTES", _SLOW),
 }
 """Bound -> the constant."""
 

@@ -23,11 +23,11 @@ from streamhouse.core.model.table_state import TieringAssignment
 from streamhouse.lake.commits.committer import IcebergLakeTable
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.lake_tables import IcebergLake
+from streamhouse.reading.tail.lake_task import run_split
 from streamhouse.tiering.maintain._maintenance import Maintainer
 from streamhouse.tiering.maintain._maintenance_policy import Claim, MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport
 from streamhouse.tiering.round._round import RoundResult, TieringRound
-from streamhouse.tiering.tasks._lake_task import run_split
 from streamhouse.tiering.worker._service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.fake_service import FakeService

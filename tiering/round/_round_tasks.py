@@ -18,9 +18,9 @@ from streamhouse.lake.commits.committer import IcebergLakeTable
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.parquet_writer import clustered_format
 from streamhouse.lake.snapshots.inventory import InventoryReader, LiveFile
+from streamhouse.reading.tail.lake_task import Retraction, SplitResult, TieringSplit
 from streamhouse.tiering.maintain._maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.round._round_planner import RoundPlan
-from streamhouse.tiering.tasks._lake_task import Retraction, SplitResult, TieringSplit
 from streamhouse.tiering.tasks._rewrite_task import RewriteTask
 
 __all__ = ["check_results", "copy_tasks", "round_splits"]

@@ -15,11 +15,11 @@ from streamhouse.core.model.lake.facts import LakeRole
 from streamhouse.core.model.table import TableInfo
 from streamhouse.lake.commits.committer import IcebergLakeTable, LakeCommit
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.reading.tail.lake_task import SplitResult
 from streamhouse.tiering._ports import RoundObserver, TaskRunner
 from streamhouse.tiering.round._lease import Lease
 from streamhouse.tiering.round._round_planner import RoundPlan
 from streamhouse.tiering.round._round_tasks import check_results, copy_tasks, round_splits
-from streamhouse.tiering.tasks._lake_task import SplitResult
 from streamhouse.tiering.tasks._rewrite_task import RewriteResult
 
 __all__ = ["LandedFiles", "RoundWriter"]

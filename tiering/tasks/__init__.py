@@ -1,5 +1,4 @@
-"""The tasks of tiering on executors: from a range of the log, or from lake files, to Parquet files.
+"""The tasks of tiering on executors that write lake files anew: `_rewrite_task.run_rewrite`.
 
-`_lake_task.run_split` and `_rewrite_task.run_rewrite` run a task. No module of this package
-imports pyiceberg or pyspark.
+No module of this package imports pyiceberg or pyspark.
 """

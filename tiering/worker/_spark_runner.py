@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from streamhouse.core.errors import StreamhouseError, UnavailableError, UnsupportedError
 from streamhouse.core.threads import NamedThread
-from streamhouse.tiering.tasks._lake_task import SplitResult, TieringSplit, run_split
+from streamhouse.reading.tail.lake_task import SplitResult, TieringSplit, run_split
 from streamhouse.tiering.tasks._rewrite_task import RewriteResult, RewriteTask, run_rewrite
 
 __all__ = ["SparkRunner"]

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any, TypeVar
 
 from streamhouse.core.threads import Pool
-from streamhouse.tiering.tasks._lake_task import SplitResult, TieringSplit, run_split
+from streamhouse.reading.tail.lake_task import SplitResult, TieringSplit, run_split
 from streamhouse.tiering.tasks._rewrite_task import RewriteResult, RewriteTask, run_rewrite
 
 __all__ = ["ThreadRunner"]

@@ -13,9 +13,9 @@ from streamhouse.reading.options import options
 from streamhouse.reading.options.connection import connection_options
 from streamhouse.reading.options.options import BATCH, read_options
 from streamhouse.reading.scan import scan
+from streamhouse.reading.tail import lake_task
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.tiering.round import _round as tiering_round
-from streamhouse.tiering.tasks import _lake_task as lake_task
 from streamhouse.tiering.worker import _service as tiering_service
 from streamhouse.tiering.worker import job
 

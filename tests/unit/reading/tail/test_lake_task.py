@@ -25,9 +25,9 @@ from streamhouse.core.model.schema import Schema
 from streamhouse.lake.files._field_ids import assign_nested_ids, lake_arrow_schema
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.parquet_writer import FileFormat
-from streamhouse.tiering.tasks import _log_chunks as log_chunks
-from streamhouse.tiering.tasks._lake_rows import lake_rows
-from streamhouse.tiering.tasks._lake_task import TieringSplit, run_split
+from streamhouse.reading.tail import _log_chunks as log_chunks
+from streamhouse.reading.tail._lake_rows import lake_rows
+from streamhouse.reading.tail.lake_task import TieringSplit, run_split
 from tests.support.held_step import around, lower
 from tests.support.tiering_world import SCHEMA, TieringWorld, rows
 
@@ -206,7 +206,7 @@ def test_reading_ahead_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_modules_executors_load_know_neither_spark_nor_pyiceberg() -> None:
     program = (
-        "import sys, streamhouse.tiering.tasks._lake_task;"
+        "import sys, streamhouse.reading.tail.lake_task;"
         "print([m for m in ('pyspark', 'pyiceberg', 'pandas', 'rich') if m in sys.modules])"
     )
     done = subprocess.run(

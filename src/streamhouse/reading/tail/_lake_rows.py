@@ -33,7 +33,7 @@ from streamhouse.core.model.schema import (
     OFFSET_COLUMN,
     RETRACTS_COLUMN,
 )
-from streamhouse.tiering.tasks._log_chunks import read_log
+from streamhouse.reading.tail._log_chunks import read_log
 
 __all__ = ["FoldedSplit", "fold_split", "lake_rows"]
 

@@ -36,8 +36,8 @@ from streamhouse.lake.files.position_deletes import (
     locate_offsets,
     write_position_deletes,
 )
-from streamhouse.tiering.tasks._lake_rows import FoldedSplit, fold_split, lake_rows
-from streamhouse.tiering.tasks._log_chunks import read_chunks
+from streamhouse.reading.tail._lake_rows import FoldedSplit, fold_split, lake_rows
+from streamhouse.reading.tail._log_chunks import read_chunks
 
 __all__ = ["Retraction", "RowsObserver", "SplitResult", "TieringSplit", "run_split"]
 
