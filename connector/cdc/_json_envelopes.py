@@ -12,14 +12,19 @@ import pyarrow.compute as pc
 
 from streamhouse.core.model.records.unavailable_value import UnavailableValue
 from streamhouse.core.rows.checked_rows import Misfit
-from streamhouse.core.text.debezium_rows import ROW_PARTS, SOURCE, WRITES, EnvelopeReader
+from streamhouse.core.text.debezium_rows import (
+    DELETE,
+    OPERATIONS,
+    ROW_PARTS,
+    SOURCE,
+    EnvelopeReader,
+)
 
 __all__ = ["JsonEnvelopes"]
 
 # Within the limit of texts that the reader reads one by one.
 _ROWS_MAX: Final = 32_768
 _SHOWN: Final = 200
-_OPS: Final = (*WRITES, "d", "t", "m")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,7 @@ class JsonEnvelopes:
         read = value_reader.rows(values)
         rows, op = read.rows, read.rows.column("op").fill_null("?")
         texts = {at: self._text(misfit, values[at]) for at, misfit in read.misfits.items()}
-        needs_key = pc.and_(pc.equal(op, "d"), pc.invert(rows.column("has_before")))
+        needs_key = pc.and_(pc.equal(op, DELETE), pc.invert(rows.column("has_before")))
         reads_key = needs_key
         if not self.has_keys:
             is_update = pc.and_(pc.equal(op, "u"), rows.column("has_before"))
@@ -72,7 +77,7 @@ class JsonEnvelopes:
         for at, misfit in read_key.misfits.items():
             if needs_key[at].as_py():
                 texts.setdefault(at, self._text(misfit, keys[at]))
-        is_other = pc.invert(pc.is_in(op, value_set=pa.array(_OPS)))
+        is_other = pc.invert(pc.is_in(op, value_set=pa.array(OPERATIONS)))
         others = pc.indices_nonzero(is_other).to_pylist()
         return pa.RecordBatch.from_pydict(
             {

@@ -18,7 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.rows.checked_rows import Misfit, ReadRows
-from streamhouse.core.text.debezium_rows import ROW_PARTS, WRITES, EnvelopeReader
+from streamhouse.core.text.debezium_rows import (
+    DELETE,
+    OPERATIONS,
+    ROW_PARTS,
+    WRITES,
+    EnvelopeReader,
+)
 from streamhouse.storage_service.kafka.values._draft import (
     Draft,
     DraftBounds,
@@ -30,8 +36,6 @@ from streamhouse.storage_service.kafka.values._draft import (
 __all__ = ["debezium_draft", "debezium_keys"]
 
 _UPDATE: Final = "u"
-_DELETE: Final = "d"
-_OTHER: Final = ("t", "m")
 _TRUNCATED: Final = (
     "the source's table was truncated, which no row can express: empty the table yourself, then"
     " produce the records after this one"
@@ -55,8 +59,8 @@ def debezium_draft(
     rows = read.rows
     ops = rows.column("op")
     is_write = _is_in(ops, WRITES)
-    is_delete = _is_in(ops, (_DELETE,))
-    is_known = is_write | is_delete | _is_in(ops, _OTHER)
+    is_delete = _is_in(ops, (DELETE,))
+    is_known = _is_in(ops, OPERATIONS)
     is_there = values.is_valid().to_numpy(zero_copy_only=False)
     has_after = rows.column("has_after").fill_null(False).to_numpy(zero_copy_only=False)
     truncates = np.flatnonzero(_is_in(ops, ("t",))).tolist()

@@ -44,9 +44,12 @@ from streamhouse.core.text.json_reading import json_object
 from streamhouse.core.text.text_rows import as_values, nested_bytes, width_of
 from streamhouse.core.types.registry import type_of
 
-__all__ = ["ROW_PARTS", "SOURCE", "WRITES", "EnvelopeReader"]
+__all__ = ["DELETE", "OPERATIONS", "ROW_PARTS", "SOURCE", "WRITES", "EnvelopeReader"]
 
 WRITES: Final = ("c", "r", "u")
+DELETE: Final = "d"
+OPERATIONS: Final = (*WRITES, DELETE, "t", "m")
+"""Every `op` of Debezium; `t` is a truncated table, `m` a message of the database's log."""
 ROW_PARTS: Final = ("before", "after")
 SOURCE: Final = {
     **dict.fromkeys(("lsn", "ts_us", "ts_ms", "pos", "row"), pa.int64()),

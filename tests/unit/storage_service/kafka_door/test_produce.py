@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -578,3 +580,21 @@ async def test_changes_of_debezium_are_applied_to_a_table_with_a_key(tmp_path: P
             (DELETE, 1, "Bo"),
             (INSERT, 2, "Eve"),
         ]
+
+
+async def test_the_event_loop_reads_no_large_parts_of_a_request_of_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: Counter[bool] = Counter()
+
+    def counted(real: Any, *arguments: Any) -> Any:
+        threads[threading.current_thread() is threading.main_thread()] += 1
+        return real(*arguments)
+
+    around(monkeypatch, "records-decoding", counted)
+    async with kafka_world(tmp_path) as world:
+        await _topic(world, bucket_count=64)
+        large = produced(records([b"v"] * 1_000))
+        answers = await _produce(await world.client(), dict.fromkeys(range(64), large))
+        assert {answer.error_code for answer in answers} == {ErrorCode.none}
+        assert threads == {False: 64}
