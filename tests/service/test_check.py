@@ -301,6 +301,20 @@ def _lose_lake_table(data: Path) -> None:
     catalog.close()
 
 
+def _zero_a_page_of_the_catalog(data: Path) -> None:
+    """The page is of the namespaces: no table's lake is read from it."""
+    path = data / "lake" / "catalog.db"
+    with sqlite3.connect(path) as catalog:
+        ((page,),) = catalog.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'iceberg_namespace_properties'"
+        ).fetchall()
+        ((size,),) = catalog.execute("PRAGMA page_size").fetchall()
+    catalog.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(bytes(size))
+
+
 def _go_back(data: Path) -> None:
     """The registered offsets are ahead of the lake."""
 
@@ -339,6 +353,7 @@ def _batch_goes_back(data: Path) -> None:
         (_damage_table, "unreadable"),
         (_lose_lake_file, "cannot read lake file"),
         (_lose_lake_table, "has no lake table"),
+        (_zero_a_page_of_the_catalog, "catalog.db is damaged: "),
         (_batch_goes_back, "batch layout: bucket 0: offset 44 is registered as tiered, but"),
         (_go_back, "is registered as tiered, but the lake ends at"),
     ],

@@ -114,6 +114,8 @@ def command(
     try:
         with ProgressBar("checking", is_quiet=is_quiet) as progress:
             report = check_directory(data_dir, lake_check=lake_check, progress=progress)
+        if not no_lake:
+            _check_catalog(config.lake_catalog(), report)
     except StreamhouseError as error:
         click.echo(f"streamhouse: {error}", err=True)
         sys.exit(_NOT_CHECKED)
@@ -211,6 +213,13 @@ def _lake_check(catalog: LakeCatalog, *, read_rows: bool) -> LakeCheck:
             report.error(f"lake of table '{table.path}'", problem)
 
     return check
+
+
+def _check_catalog(catalog: LakeCatalog, report: CheckReport) -> None:
+    from streamhouse.reading.lake_only.lake_check import catalog_problem  # noqa: PLC0415 - the module imports pyiceberg
+
+    if problem := catalog_problem(catalog):
+        report.error("lake catalog", problem)
 
 
 def _print(report: CheckReport) -> None:

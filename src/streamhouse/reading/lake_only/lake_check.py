@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +27,9 @@ from streamhouse.reading.lake_only.lake_bucket import lake_bucket_rows
 from streamhouse.reading.plan._lake_cut import LakeCut, open_lake
 from streamhouse.reading.plan.row_request import RowRequest
 
-__all__ = ["lake_problems"]
+__all__ = ["catalog_problem", "lake_problems"]
+
+_SQLITE = "sqlite:///"
 
 
 Fingerprints = Callable[[int, Collection[int]], Mapping[int, str]]
@@ -32,6 +37,23 @@ Fingerprints = Callable[[int, Collection[int]], Mapping[int, str]]
 
 LakeOffsets = Mapping[tuple[int, int], npt.NDArray[np.int64]]
 """(bucket, offset) -> the rows' offsets when a lake table covers the bucket up to that offset."""
+
+
+def catalog_problem(catalog: LakeCatalog) -> str | None:
+    """Return the damage of a catalog in an SQLite file, None for a whole file or other catalogs.
+
+    A damaged page may hide from the tables that are checked, and stop the next new table.
+    """
+    name = catalog.properties.get("uri", "").partition(_SQLITE)[2].partition("?")[0]
+    path = Path(name).absolute()
+    if not name or not path.exists():
+        return None
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
+            ((answer,), *_) = file.execute("PRAGMA integrity_check(1)").fetchall()
+    except sqlite3.Error as error:
+        answer = str(error)
+    return None if answer == "ok" else f"{path} is damaged: {answer}"
 
 
 def lake_problems(
