@@ -28,8 +28,8 @@ from streamhouse.reading.options.options import BATCH, as_options, read_options
 from streamhouse.reading.plan.batch_read import plan_batch_read
 from streamhouse.reading.plan.scan_schema import output_columns
 from streamhouse.reading.scan.split_reader import read_split
+from streamhouse.reading.tail.round_planner import PlanLimits
 from streamhouse.tiering.maintain._maintenance import Claim, Maintainer, MaintenancePolicy
-from streamhouse.tiering.round._round_planner import PlanLimits
 from tests.support.union_world import UnionWorld
 
 ROUNDS = 10

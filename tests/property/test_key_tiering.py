@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from streamhouse.core.errors import InvalidSchemaError
 from streamhouse.core.model.partitioning import PartitionField
+from streamhouse.reading.tail.round_planner import PlanLimits
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.tiering.round._round import ROUND_STEPS
-from streamhouse.tiering.round._round_planner import PlanLimits
 from tests.support.examples import examples
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.kv_world import FLAT_TYPES, NESTED_TYPES, Batch, batches, table_rules

@@ -24,8 +24,8 @@ from streamhouse.reading.plan.batch_read import plan_batch_read
 from streamhouse.reading.plan.pinned_table import TableScan, count_rows, read_table, scan_table
 from streamhouse.reading.plan.scan_schema import output_columns
 from streamhouse.reading.scan.split_reader import read_split
+from streamhouse.reading.tail.round_planner import PlanLimits
 from streamhouse.tiering.maintain._maintenance import Maintainer
-from streamhouse.tiering.round._round_planner import PlanLimits
 from tests.support.foreign_deletes import commit_compaction
 from tests.support.tiering_world import Killed, TieringWorld
 

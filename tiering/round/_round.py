@@ -41,16 +41,16 @@ from streamhouse.lake.commits.committer import IcebergLakeTable
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.parquet_writer import WrittenFile
 from streamhouse.lake.lake_tables import IcebergLake
+from streamhouse.reading.tail.lake_base import base_offsets
+from streamhouse.reading.tail.round_planner import PlanLimits, RoundPlan, plan_round
 from streamhouse.tiering._ports import (
     RoundObserver,
     SilentObserver,
     TaskRunner,
 )
 from streamhouse.tiering.maintain._maintenance import Maintainer
-from streamhouse.tiering.round._lake_base import base_offsets
 from streamhouse.tiering.round._lease import Lease, RoundTracker
 from streamhouse.tiering.round._round_maintenance import ClaimedMaintenance
-from streamhouse.tiering.round._round_planner import PlanLimits, RoundPlan, plan_round
 from streamhouse.tiering.round._round_writer import LandedFiles, RoundWriter
 from streamhouse.tiering.round._side_tables import (
     BATCH_STEP_PREFIX,

@@ -16,10 +16,11 @@ from streamhouse.core.model.table import TableInfo
 from streamhouse.lake.commits.committer import IcebergLakeTable, LakeCommit
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.reading.tail.lake_task import SplitResult
+from streamhouse.reading.tail.round_planner import RoundPlan
+from streamhouse.reading.tail.round_splits import check_results, round_splits
 from streamhouse.tiering._ports import RoundObserver, TaskRunner
+from streamhouse.tiering.round._copy_tasks import copy_tasks
 from streamhouse.tiering.round._lease import Lease
-from streamhouse.tiering.round._round_planner import RoundPlan
-from streamhouse.tiering.round._round_tasks import check_results, copy_tasks, round_splits
 from streamhouse.tiering.tasks._rewrite_task import RewriteResult
 
 __all__ = ["LandedFiles", "RoundWriter"]

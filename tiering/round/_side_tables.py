@@ -17,8 +17,8 @@ from streamhouse.core.model.lake.facts import LakeRole, SideLakeState
 from streamhouse.core.model.table_state import TieringAssignment
 from streamhouse.lake.commits.committer import IcebergLakeTable
 from streamhouse.lake.lake_tables import IcebergLake
-from streamhouse.tiering.round._lake_base import base_offsets
-from streamhouse.tiering.round._round_planner import (
+from streamhouse.reading.tail.lake_base import base_offsets
+from streamhouse.reading.tail.round_planner import (
     PlanLimits,
     RoundPlan,
     plan_copy,

@@ -33,6 +33,7 @@ from streamhouse.core.model.table import TablePath
 from streamhouse.core.model.table_state import TableState, TieringAssignment
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.lake_tables import IcebergLake
+from streamhouse.reading.tail.round_planner import ROWS_PER_ROUND_MAX, PlanLimits
 from streamhouse.tiering._ports import (
     RoundObserver,
     SilentObserver,
@@ -40,7 +41,6 @@ from streamhouse.tiering._ports import (
 )
 from streamhouse.tiering.maintain._maintenance import Maintainer
 from streamhouse.tiering.round._round import RoundResult, TieringRound
-from streamhouse.tiering.round._round_planner import ROWS_PER_ROUND_MAX, PlanLimits
 from streamhouse.tiering.worker._round_log import IdleLog, RoundLog
 from streamhouse.tiering.worker._tables_in_flight import (
     IDLE_WAIT_S_MAX,

@@ -20,8 +20,8 @@ from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.core.secret_sources import catalog_properties_from, read_secret
 from streamhouse.core.traces.exporter_settings import opened_spans
+from streamhouse.reading.tail.round_planner import ROWS_PER_ROUND_MAX
 from streamhouse.tiering._ports import TaskRunner
-from streamhouse.tiering.round._round_planner import ROWS_PER_ROUND_MAX
 from streamhouse.tiering.worker._tables_in_flight import TABLES_IN_FLIGHT
 
 __all__ = ["JobOptions", "job_options", "run_job"]

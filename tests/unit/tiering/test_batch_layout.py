@@ -12,9 +12,9 @@ import pytest
 from streamhouse.core.errors import StreamhouseError, UnavailableError
 from streamhouse.core.model.lake.facts import LakeRole
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.reading.tail.round_planner import PlanLimits
 from streamhouse.tiering.maintain._maintenance import Claim, Maintainer, MaintenancePolicy
 from streamhouse.tiering.round._round import BATCH_STEPS, ROUND_STEPS
-from streamhouse.tiering.round._round_planner import PlanLimits
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.tiering_world import Killed, dying_at
 

@@ -10,8 +10,8 @@ import pytest
 from pyiceberg.table.snapshots import Operation
 
 from streamhouse.core.errors import CorruptDataError, InvalidSchemaError, NotFoundError
+from streamhouse.reading.tail.round_planner import PlanLimits
 from streamhouse.tiering.round._round import HISTORY_STEPS, ROUND_STEPS
-from streamhouse.tiering.round._round_planner import PlanLimits
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.tiering_world import Killed, TieringWorld, dying_at
 

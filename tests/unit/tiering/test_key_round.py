@@ -11,8 +11,8 @@ from pyiceberg.manifest import DataFileContent
 from pyiceberg.table.snapshots import Operation
 
 from streamhouse.core.errors import CorruptDataError, UnavailableError
+from streamhouse.reading.tail.round_planner import PlanLimits
 from streamhouse.tiering.round._round import ROUND_STEPS
-from streamhouse.tiering.round._round_planner import PlanLimits
 from tests.support.foreign_deletes import commit_compaction
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.tiering_world import Killed, dying_at

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamhouse.core.errors import UnavailableError, UnsupportedError
+from streamhouse.reading.tail.round_planner import PlanLimits
 from streamhouse.tiering.round._round import BATCH_STEPS, ROUND_STEPS
-from streamhouse.tiering.round._round_planner import PlanLimits
 from tests.support.foreign_deletes import commit_delete_files, equality_delete_file
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.kv_model import identity

@@ -12,8 +12,8 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError
 
+from streamhouse.reading.tail.round_planner import PlanLimits
 from streamhouse.tiering.round._round import BATCH_STEPS
-from streamhouse.tiering.round._round_planner import PlanLimits
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.rest_world import RestWorld
 from tests.support.tiering_world import Killed

@@ -20,8 +20,8 @@ from streamhouse.core.errors import (
     UnavailableError,
 )
 from streamhouse.core.model.lake.coverage import offsets_of_properties
+from streamhouse.reading.tail.round_planner import PlanLimits
 from streamhouse.tiering.round._round import ROUND_STEPS
-from streamhouse.tiering.round._round_planner import PlanLimits
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.tiering_world import Killed, TieringWorld, dying_at, rows
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from streamhouse.core.errors import CorruptDataError, OffsetOutOfRangeError
 from streamhouse.core.model.offsets import BucketPositions
-from streamhouse.tiering.round._round_planner import PlanLimits, RoundPlan, plan_copy, plan_round
+from streamhouse.reading.tail.round_planner import PlanLimits, RoundPlan, plan_copy, plan_round
 
 
 def _plan(
