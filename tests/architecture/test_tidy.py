@@ -31,7 +31,11 @@ LONGER_FILES: Final[dict[str, str]] = {}
 LONGER_FUNCTIONS: Final[dict[str, str]] = {}
 
 # Started by Python, Spark or a console script, hence imported by nobody.
-ENTRY_POINTS: Final = ("streamhouse.cli", "pyspark_streamhouse")
+ENTRY_POINTS: Final = (
+    "streamhouse.cli",
+    "pyspark_streamhouse",
+    "streamhouse.reading.live.live_lake_table",
+)
 
 # A file that cannot be named for its one job has none.
 NAMES_THAT_SAY_NOTHING: Final = {"utils", "util", "common", "helpers", "misc", "types", "base"}

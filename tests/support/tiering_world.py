@@ -84,7 +84,7 @@ class TieringWorld:
             folder, **{SERVICE_ID_PROPERTY: "0123456789abcdef"}
         )
         self.service = FakeService(self.catalog)
-        self.run_split = functools.partial(run_split, open_client=lambda _: self.service)
+        self.run_split = functools.partial(run_split, open_log=lambda _: self.service)
         self.runner = ThreadRunner(2, run=self.run_split)
         self._lakes: list[IcebergLake] = []
         self._judge: SqlCatalog | None = None

@@ -69,6 +69,7 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.connector.names._hooks": "spark",
     "streamhouse.connector.names._shared_options": "spark",
     "streamhouse.connector.names._stale_streams": "spark",
+    "streamhouse.reading.live": "lake",
     "streamhouse.reading.tail.lake_base": "lake",
     "streamhouse.reading.tail.round_splits": "lake",
     "streamhouse.reading.lake_only.lake_bucket": "lake",

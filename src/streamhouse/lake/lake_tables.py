@@ -45,12 +45,15 @@ TABLES_REMEMBERED_MAX: Final = 256
 
 
 class IcebergLake:
-    """The lake tables of a service, in a catalog; each table is used by a thread at a time."""
+    """The lake tables of a service, in a catalog; each table is used by a thread at a time.
 
-    def __init__(self, catalog: LakeCatalog) -> None:
+    `opened` is the catalog if it is open already.
+    """
+
+    def __init__(self, catalog: LakeCatalog, *, opened: Catalog | None = None) -> None:
         self._lock = threading.Lock()
         self._described = catalog
-        self._catalog: Catalog | None = None
+        self._catalog = opened
         # By lake table: a long-lived worker reads each manifest once.
         self._live_files: OrderedDict[UUID, LiveFilesCache] = OrderedDict()
 

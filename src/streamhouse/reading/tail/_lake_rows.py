@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.client import LogBatch, StorageClient
+from streamhouse.client import LogBatch
 from streamhouse.core.errors import CorruptDataError, UnsupportedError
 from streamhouse.core.model.changelog import change_type_names, fold_tail
 from streamhouse.core.model.lake.facts import LAKE_SYSTEM_FIELDS
@@ -33,7 +33,7 @@ from streamhouse.core.model.schema import (
     OFFSET_COLUMN,
     RETRACTS_COLUMN,
 )
-from streamhouse.reading.tail._log_chunks import read_log
+from streamhouse.reading.tail._log_chunks import LogReads, read_log
 
 __all__ = ["FoldedSplit", "fold_split", "lake_rows"]
 
@@ -54,7 +54,7 @@ class FoldedSplit:
 
 
 def fold_split(
-    client: StorageClient,
+    log: LogReads,
     table: str,
     split: OffsetRange,
     *,
@@ -74,7 +74,7 @@ def fold_split(
     columns = (CHANGE_TYPE_COLUMN, RETRACTS_COLUMN)
     position = 0
     for batch in read_log(
-        client, table, ahead, columns=columns, table_id=table_id, schema_id=schema_id
+        log, table, ahead, columns=columns, table_id=table_id, schema_id=schema_id
     ):
         end = position + batch.data.num_rows
         change_types[position:end] = batch.data.column(CHANGE_TYPE_COLUMN).to_numpy()

@@ -6,22 +6,40 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from streamhouse.client import LogBatch, StorageClient
+from streamhouse.client import LogBatch
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.threads import NamedThread
 
-__all__ = ["LogChunk", "read_chunks", "read_log"]
+__all__ = ["LogChunk", "LogReads", "read_chunks", "read_log"]
 
 PAGE_BYTES: Final = 8 << 20
 _CHUNK_ROWS: Final = 1 << 16
 _PAGES_AHEAD: Final = 2
 
 
+class LogReads(Protocol):
+    """Reads of the log: a worker's client over HTTP, or the service's own log."""
+
+    def read_range(
+        self,
+        path: str,
+        bucket: int,
+        start: int,
+        end: int,
+        *,
+        columns: Sequence[str] | None = None,
+        page_bytes: int = PAGE_BYTES,
+        schema_id: int | None = None,
+        table_id: int | None = None,
+    ) -> Iterator[LogBatch]:
+        """See `StorageClient.read_range`."""
+
+
 def read_log(
-    client: StorageClient,
+    log: LogReads,
     table: str,
     offset_range: OffsetRange,
     *,
@@ -35,7 +53,7 @@ def read_log(
     with this id is gone.
     """
     position = offset_range.start
-    batches = client.read_range(
+    batches = log.read_range(
         table,
         offset_range.bucket,
         offset_range.start,
@@ -61,13 +79,11 @@ def read_log(
 
 
 def read_chunks(
-    client: StorageClient, table: str, offset_range: OffsetRange, *, table_id: int, schema_id: int
+    log: LogReads, table: str, offset_range: OffsetRange, *, table_id: int, schema_id: int
 ) -> Iterator[LogChunk]:
     """Yield the rows of exactly `offset_range` in chunks; a thread reads ahead."""
     return _ahead(
-        lambda: _chunks(
-            read_log(client, table, offset_range, table_id=table_id, schema_id=schema_id)
-        )
+        lambda: _chunks(read_log(log, table, offset_range, table_id=table_id, schema_id=schema_id))
     )
 
 

@@ -7,6 +7,7 @@ and imports neither pyspark nor pyiceberg.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,9 +38,9 @@ from streamhouse.lake.files.position_deletes import (
     write_position_deletes,
 )
 from streamhouse.reading.tail._lake_rows import FoldedSplit, fold_split, lake_rows
-from streamhouse.reading.tail._log_chunks import read_chunks
+from streamhouse.reading.tail._log_chunks import LogReads, read_chunks
 
-__all__ = ["Retraction", "RowsObserver", "SplitResult", "TieringSplit", "run_split"]
+__all__ = ["LogReads", "Retraction", "RowsObserver", "SplitResult", "TieringSplit", "run_split"]
 
 RowsObserver = Callable[[int], None]
 """Called with the number of log rows processed since the last call."""
@@ -101,14 +102,14 @@ class SplitResult:
         return (*data, *(deletes.path for deletes in self.deletes))
 
 
-def _open_client(split: TieringSplit) -> StorageClient:
+def _open_client(split: TieringSplit) -> AbstractContextManager[LogReads]:
     return StorageClient(split.endpoint, token=split.token)
 
 
 def run_split(
     split: TieringSplit,
     *,
-    open_client: Callable[[TieringSplit], StorageClient] = _open_client,
+    open_log: Callable[[TieringSplit], AbstractContextManager[LogReads]] = _open_client,
     on_rows: RowsObserver = lambda _: None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> SplitResult:
@@ -127,10 +128,10 @@ def run_split(
         file_format=split.file_format,
     )
     try:
-        with open_client(split) as client:
-            folded = _folded(client, split)
+        with open_log(split) as log:
+            folded = _folded(log, split)
             survives = None if folded is None else folded.survives
-            _write_rows(client, split, writer, survives, on_rows=on_rows, is_cancelled=is_cancelled)
+            _write_rows(log, split, writer, survives, on_rows=on_rows, is_cancelled=is_cancelled)
         files = writer.close()
         row_count = split.range.row_count if survives is None else int(np.count_nonzero(survives))
         written = sum(file.row_count for file in files)
@@ -152,11 +153,11 @@ def _file_name(split: TieringSplit) -> str:
     return f"b{split.range.bucket:05d}-{split.range.start:020d}"
 
 
-def _folded(client: StorageClient, split: TieringSplit) -> FoldedSplit | None:
+def _folded(log: LogReads, split: TieringSplit) -> FoldedSplit | None:
     if split.retraction is None:
         return None
     return fold_split(
-        client,
+        log,
         split.table,
         split.range,
         boundary=split.retraction.boundary,
@@ -167,7 +168,7 @@ def _folded(client: StorageClient, split: TieringSplit) -> FoldedSplit | None:
 
 
 def _write_rows(
-    client: StorageClient,
+    log: LogReads,
     split: TieringSplit,
     writer: PartitionedParquetWriter,
     survives: npt.NDArray[np.bool_] | None,
@@ -182,7 +183,7 @@ def _write_rows(
     target = ClusteredWriter(writer=writer, clustering=split.clustering)
     position = 0
     chunks = read_chunks(
-        client, split.table, split.range, table_id=split.table_id, schema_id=split.schema_id
+        log, split.table, split.range, table_id=split.table_id, schema_id=split.schema_id
     )
     for chunk in chunks:
         if is_cancelled():

@@ -118,7 +118,7 @@ def test_tiny_batches_are_written_together(
 
     around(monkeypatch, "lake-rows-made", count)
 
-    result = run_split(_split(tmp_path / "out", end=300), open_client=lambda _: world.service)
+    result = run_split(_split(tmp_path / "out", end=300), open_log=lambda _: world.service)
 
     assert calls == [300]
     (file,) = result.files
@@ -136,7 +136,7 @@ def test_progress_counts_every_row_once(world: TieringWorld, tmp_path: Path) -> 
 
     run_split(
         _split(tmp_path / "out", end=70_010),
-        open_client=lambda _: world.service,
+        open_log=lambda _: world.service,
         on_rows=seen.append,
     )
 
@@ -155,7 +155,7 @@ def test_a_cancelled_task_stops_reading_and_leaves_nothing(
     with pytest.raises(UnavailableError, match="cancelled"):
         run_split(
             _split(tmp_path / "out", end=1_000_000),
-            open_client=lambda _: world.service,
+            open_log=lambda _: world.service,
             on_rows=written.append,
             is_cancelled=lambda: len(written) == 2,
         )
@@ -175,7 +175,7 @@ def test_an_error_of_the_reading_thread_is_the_tasks(world: TieringWorld, tmp_pa
     world.service.on_read = broken
 
     with pytest.raises(UnavailableError, match="gone"):
-        run_split(_split(tmp_path / "out", end=9), open_client=lambda _: world.service)
+        run_split(_split(tmp_path / "out", end=9), open_log=lambda _: world.service)
 
 
 def test_reading_ahead_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
