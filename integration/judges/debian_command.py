@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from integration.judges.environment import CACHE
+__all__ = ["CACHE", "DebianCommand", "kcat"]
 
-__all__ = ["DebianCommand", "kcat"]
+CACHE: Final = Path(__file__).resolve().parents[2] / ".cache" / "judges"
+"""Where what judges run with is kept."""
 
 _TIMEOUT_S: Final = 120
 _NO_WAITING: Final = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=20")

@@ -12,13 +12,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
 
-__all__ = ["CACHE", "judge_python"]
+from integration.judges.debian_command import CACHE, kcat
 
-_ROOT: Final = Path(__file__).resolve().parents[2]
-CACHE: Final = _ROOT / ".cache" / "judges"
-"""Where what judges run with is kept."""
+__all__ = ["judge_python"]
 
 
 def judge_python(name: str) -> Path:
@@ -47,8 +44,6 @@ def judge_python(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    from integration.judges.debian_command import kcat
-
     kcat()
     for name in ("spark35", "postgres", "cdc", "kafka"):
         judge_python(name)
