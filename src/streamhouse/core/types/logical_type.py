@@ -5,8 +5,9 @@ None and `no_form` say that the type has no such form. A class that lacks an ent
 `tests/unit/core/types`. `registry` gives the logical type of an Arrow type (decision 28).
 
 Outside this room a new type needs a name in `core/model/schema.py`, and its counterparts in other
-systems: `lake/tables/_column_types.py`, `cdc_source/_source_types.py`, the literals of predicates
-in `reading/where/_literal.py`, and the two tables that `tests/unit/core/types` compares.
+systems: `lake/tables/_column_types.py`, `cdc_source/_source_types.py`,
+`connector/write/_spark_types.py`, the literals of predicates in `reading/where/_literal.py`, and
+the two tables that `tests/unit/core/types` compares.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Which rows of a table a read takes from the lake, and which from the log.
+"""Which rows of a log table or changelog a read takes from the lake, and which from the log.
+
+`_key_table_read.py` decides for the rows of a primary key table.
 
 The decisions are pure; only `ranges_by_tier` asks the service, which turns times into offsets.
 

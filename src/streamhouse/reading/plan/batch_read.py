@@ -1,9 +1,9 @@
 """Planning a batch read of a table on one cut.
 
 One `TableState` pins everything: the lake snapshot and, from the same instant, the positions of all
-buckets. `_lake_or_log.py` decides which rows come from the lake and which from the log;
-`_read_cut.py` makes the plan. Planning asks the service only to turn a time into offsets, and
-about unregistered commits to the lake.
+buckets. `_lake_or_log.py` decides which rows come from the lake and which from the log,
+`_key_table_read.py` for the rows of a primary key table; `_read_cut.py` makes the plan. Planning
+asks the service only to turn a time into offsets, and about unregistered commits to the lake.
 """
 
 from __future__ import annotations
