@@ -65,6 +65,6 @@ def served_table(table: OpenTable) -> ServedTable:
     return ServedTable(
         info=table.info,
         lake=table.lake,
-        high_watermarks={b: tablet.high_watermark for b, tablet in enumerate(table.tablets)},
+        positions=table.positions(),
         pinned=frozenset(pin.snapshot_id for pin in table.lake_pins.current()),
     )

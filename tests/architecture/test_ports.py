@@ -23,6 +23,7 @@ REASONS: Final = {
     "ReportsPositions": "StorageClient stands on `positions`",
     "ServedTables": "`lake` is a library of the service, whose server has the tables",
     "Observer": "the metrics of the server stand on the data directory",
+    "TableReads": "StorageClient, and the service for its own log, which stands above `reading`",
     "Adoptable": "the engine knows no lake",
     "Links": "the coordinator of transactions stands on the commit of each table",
     "Client": "KafkaConnection of the Kafka door stands on the exchange of a request",

@@ -344,7 +344,7 @@ class FakeService:
         live = ServedTable(
             info=state.table,
             lake=state.lake,
-            high_watermarks={b: at.high_watermark for b, at in state.positions.items()},
+            positions=state.positions,
         )
         catalog = open_catalog(self._catalog)
         try:

@@ -73,7 +73,7 @@ class FakeServedTables:
         return ServedTable(
             info=state.table,
             lake=state.lake,
-            high_watermarks={b: p.high_watermark for b, p in state.positions.items()},
+            positions=state.positions,
             pinned=self.pinned,
         )
 

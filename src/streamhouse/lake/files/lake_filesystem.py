@@ -193,6 +193,19 @@ class LakeFilesystem:
                 names = [info.base_name for info in infos if info.type == fs.FileType.File]
             return [f"{uri.rstrip('/')}/{name}" for name in sorted(names)]
 
+    def list_subfolders(self, uri: str) -> list[str]:
+        """Return the URIs of the folders directly in a folder; none without such a folder."""
+        with self.errors("list", uri):
+            if (path := _local_path(uri)) is not None:
+                names = [p.name for p in path.iterdir() if p.is_dir()] if path.is_dir() else []
+            else:
+                from pyarrow import fs  # noqa: PLC0415 - loaded with the first file
+
+                selector = fs.FileSelector(_key(uri), allow_not_found=True)
+                infos = self._remote().get_file_info(selector)
+                names = [info.base_name for info in infos if info.type == fs.FileType.Directory]
+            return [f"{uri.rstrip('/')}/{name}" for name in sorted(names)]
+
     def walk(self, uri: str) -> Iterator[ListedFile]:
         """Yield every file below a folder, in no order; none when there is no such folder."""
         with self.errors("list", uri):

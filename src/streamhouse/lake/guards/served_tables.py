@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.offsets import BucketPositions
 from streamhouse.core.model.table import TableInfo
 
 __all__ = ["ServedTable", "ServedTables"]
@@ -21,8 +22,13 @@ class ServedTable:
 
     info: TableInfo
     lake: LakeState
-    high_watermarks: Mapping[int, int]
+    positions: Mapping[int, BucketPositions]
     pinned: Collection[int] = ()
+
+    @property
+    def high_watermarks(self) -> dict[int, int]:
+        """The end of the log by bucket."""
+        return {bucket: at.high_watermark for bucket, at in self.positions.items()}
 
 
 class ServedTables(Protocol):

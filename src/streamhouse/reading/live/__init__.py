@@ -1,1 +1,1 @@
-"""Live cuts: the lake snapshot and the tail of the log, as Iceberg metadata for any engine."""
+"""Live cuts: a lake table with the rows of the log, in metadata that is never committed."""

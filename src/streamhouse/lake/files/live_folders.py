@@ -1,0 +1,74 @@
+"""Folders of live cuts below a lake table's location; the name of a folder says how long it lives.
+
+A folder `data/live/<seconds>-<id>` has data and delete files, `metadata/live/<seconds>-<id>` the
+metadata of a cut. `<seconds>` is the Unix time of the folder's making. A cut is handed out for 15
+minutes after its oldest folder was made, and a reader has 15 more for reading: any process may
+delete the folders older than that, and knows nothing but their names.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Final
+
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+
+__all__ = [
+    "HANDED_OUT_S",
+    "READABLE_S",
+    "LiveFolders",
+    "delete_expired",
+    "expired_folders",
+    "is_in_live_folder",
+]
+
+HANDED_OUT_S: Final = 15 * 60
+READABLE_S: Final = 30 * 60
+_PARENTS: Final = ("data/live", "metadata/live")
+_NAME: Final = re.compile(r"([0-9]{1,12})-[0-9a-f]{32}")
+
+
+class LiveFolders:
+    """The two folders of one step of a live cut, which was made at `made_s`."""
+
+    def __init__(self, location: str, *, made_s: float) -> None:
+        self.made_s = int(made_s)
+        name = f"{self.made_s}-{uuid.uuid4().hex}"
+        self.data, self.metadata = (f"{location.rstrip('/')}/{p}/{name}" for p in _PARENTS)
+
+    def delete(self, files: LakeFilesystem) -> None:
+        """Delete both folders with their files."""
+        for folder in (self.data, self.metadata):
+            files.delete_folder(folder)
+
+
+def expired_folders(files: LakeFilesystem, location: str, *, now_s: float) -> list[str]:
+    """Return the folders of live cuts of the table at `location` which nobody may read any more.
+
+    Folders with other names are never among them.
+    """
+    return [
+        folder
+        for parent in _PARENTS
+        for folder in files.list_subfolders(f"{location.rstrip('/')}/{parent}")
+        if (name := _NAME.fullmatch(folder.rsplit("/", 1)[-1]))
+        and int(name[1]) + READABLE_S < now_s
+    ]
+
+
+def delete_expired(files: LakeFilesystem, location: str, *, now_s: float) -> int:
+    """Delete the folders of `expired_folders`, and return their number.
+
+    Raises `StorageFailedError` or `UnavailableError`; a later call goes on.
+    """
+    folders = expired_folders(files, location, now_s=now_s)
+    for folder in folders:
+        files.delete_folder(folder)
+    return len(folders)
+
+
+def is_in_live_folder(location: str, uri: str) -> bool:
+    """Whether a file lies in a folder of a live cut of the table at `location`."""
+    parts = uri.removeprefix(location.rstrip("/") + "/").split("/")
+    return "/".join(parts[:2]) in _PARENTS and bool(_NAME.fullmatch(parts[2])) and len(parts) > 3

@@ -1,0 +1,173 @@
+"""Lake tables with changes that are never committed: what a live cut is made on.
+
+A staged table begins as the catalog has it, at the snapshot that the service registered; a table
+that was never tiered begins as the first round would create it. Its commits, and the changes of its
+columns and partitioning, are those of a round, and stay in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, cast
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.serializers import ToOutputFile
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import SnapshotLogEntry
+from pyiceberg.table.update import SetSnapshotRefUpdate, update_table_metadata
+
+from streamhouse.core.errors import UnavailableError
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeCatalog, LakeRole, LakeState
+from streamhouse.core.model.table import TableInfo
+from streamhouse.lake.catalogs._staging_catalog import StagingCatalog
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.live_folders import LiveFolders
+from streamhouse.lake.guards.lake_look import is_head_readable
+from streamhouse.lake.guards.table_commits import LakeMetadata
+from streamhouse.lake.iceberg_errors import lake_errors
+from streamhouse.lake.lake_tables import IcebergLake
+from streamhouse.lake.snapshots.live_files import LiveFilesCache
+from streamhouse.lake.tables._evolution import evolve_lake_table, evolve_partitioning
+
+__all__ = ["StagedLake", "StagedTable"]
+
+Compare = Callable[[CoveredOffsets], object]
+_FIRST_VERSION: Final = 0
+
+
+class StagedLake:
+    """Opens staged tables of a lake; `described` is the lake as workers see it."""
+
+    def __init__(self, catalog: Catalog, described: LakeCatalog) -> None:
+        self._catalog = catalog
+        self._described = described
+        self.files = LakeFilesystem(described.properties)
+
+    def open(
+        self, info: TableInfo, registered: LakeState, *, compare: Compare, cache: LiveFilesCache
+    ) -> StagedTable:
+        """Open the lake table of the role of `registered`, the service's record of the lake table.
+
+        `compare` has the service verify that offsets belong to the log's history.
+
+        Raises:
+            StreamhouseError: the sentence of a round or a union read about that lake table.
+        """
+        catalog = StagingCatalog(self._catalog)
+        lake = IcebergLake(self._described, opened=cast(Catalog, catalog))
+        role = registered.role
+        # The next round makes a lost batch layout anew.
+        state = None if role is LakeRole.BATCH else registered
+        opened = lake.open_or_create(info, state, role=role)
+        if role is LakeRole.BATCH and registered.table_uuid != opened.uuid:
+            beginning = dict.fromkeys(range(info.bucket_count), 0)
+            registered = LakeState(role=role, tiered_offsets=beginning)
+        with lake_errors(f"read lake table '{opened.name}'"):
+            _set_head(opened, registered, compare)
+        return StagedTable(opened, catalog, registered=registered, cache=cache)
+
+
+class StagedTable:
+    """A staged table that began with the `registered` state of the service.
+
+    `base_snapshot_id` is the committed snapshot of its beginning, None without one.
+    """
+
+    def __init__(
+        self,
+        opened: IcebergLakeTable,
+        catalog: StagingCatalog,
+        *,
+        registered: LakeState,
+        cache: LiveFilesCache,
+    ) -> None:
+        self._catalog = catalog
+        self._cache = cache
+        self.registered = registered
+        self.role = opened.role
+        self.base_snapshot_id = opened.snapshot_id
+        self._base = opened.iceberg.metadata
+        self.uuid = opened.uuid
+        self.location = opened.iceberg.location()
+        self.lake_table = self._reopened(opened, opened.info)
+
+    def _reopened(self, opened: IcebergLakeTable, info: TableInfo) -> IcebergLakeTable:
+        return IcebergLakeTable(
+            opened.iceberg,
+            info,
+            live_files=self._cache,
+            role=self.role,
+            registered=self.base_snapshot_id,
+        )
+
+    def evolve(self, info: TableInfo) -> None:
+        """Give the table the columns and the partitioning of `info`."""
+        table = self.lake_table.iceberg
+        with lake_errors(f"change lake table '{self.lake_table.name}'"):
+            evolve_lake_table(table, info, role=self.role)
+            evolve_partitioning(table, info, role=self.role)
+        self.lake_table = self._reopened(self.lake_table, info)
+
+    def write_into(self, folders: LiveFolders) -> None:
+        """Have the next files go into `folders`."""
+        self._catalog.folders = folders
+
+    def write_metadata(self) -> LakeMetadata:
+        """Write the metadata file, and return the metadata: one snapshot more than committed.
+
+        The snapshots of earlier cuts are left out: the last one has all their files.
+        """
+        table = self.lake_table.iceberg
+        metadata = self._shown()
+        location = table.location_provider().new_table_metadata_file_location(_FIRST_VERSION)
+        with lake_errors(f"write metadata of lake table '{self.lake_table.name}'"):
+            ToOutputFile.table_metadata(metadata, table.io.new_output(location))
+        return LakeMetadata(metadata_location=location, metadata=metadata)
+
+    def _shown(self) -> TableMetadata:
+        metadata = self.lake_table.iceberg.metadata
+        last = metadata.snapshot_by_name(MAIN_BRANCH)
+        if last is None or last.snapshot_id == self.base_snapshot_id:
+            return metadata
+        entry = {"snapshot-id": last.snapshot_id, "timestamp-ms": last.timestamp_ms}
+        last = last.model_copy(update={"parent_snapshot_id": self.base_snapshot_id})
+        base = self._base
+        return metadata.model_copy(
+            update={
+                "snapshots": [*base.snapshots, last],
+                "snapshot_log": [*base.snapshot_log, SnapshotLogEntry.model_validate(entry)],
+            }
+        )
+
+
+def _set_head(opened: IcebergLakeTable, registered: LakeState, compare: Compare) -> None:
+    """Make the `registered` snapshot the current one, unless a later one has the same offsets.
+
+    Raises `UnavailableError` if the registered snapshot is gone.
+    """
+    table = opened.iceberg
+    metadata = table.metadata
+    if opened.snapshot_id == registered.snapshot_id:
+        return
+    covered = opened.covered
+    if registered.snapshot_id is None:
+        # A round, or an earlier batch layout, has committed rows that the service does not know.
+        refs = {name: ref for name, ref in metadata.refs.items() if name != MAIN_BRANCH}
+        table.metadata = metadata.model_copy(update={"current_snapshot_id": None, "refs": refs})
+        return
+    if is_head_readable(table, opened.info, registered):
+        return
+    if covered is not None:
+        compare(covered)
+    if metadata.snapshot_by_id(registered.snapshot_id) is None:
+        raise UnavailableError(
+            f"lake table '{opened.name}' no longer has snapshot {registered.snapshot_id}, and the"
+            " service has registered no later one: load the table again, or run a round"
+            " (`streamhouse tier --once`)"
+        )
+    head = {"snapshot-id": registered.snapshot_id, "ref-name": MAIN_BRANCH, "type": "branch"}
+    update = SetSnapshotRefUpdate.model_validate(head)
+    table.metadata = update_table_metadata(metadata, (update,))

@@ -1,0 +1,332 @@
+"""Live cuts of one lake table: the registered snapshot and the log's tail as an Iceberg table.
+
+A cut is a round that is never committed: the same files, deletes and snapshots, in metadata that no
+catalog has. Guarantees:
+- a cut has exactly the rows of the table at the moment of its `ServedTable`
+- each cut is staged on the one before, with only the rows that came since; all is made anew when
+  the service registers another snapshot, and before there are many steps or the oldest is old
+- all files lie in the folders of `lake/files/live_folders.py`; a failed cut deletes its own
+
+Snapshot ids are random, as those of rounds: an unchanged table is answered with the very same cut,
+and two processes never serve one table at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from streamhouse.core.errors import (
+    HistoryDivergedError,
+    OffsetOutOfRangeError,
+    StreamhouseError,
+    TableNotFoundError,
+    UnavailableError,
+)
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeRole, LakeState
+from streamhouse.core.model.table import TableInfo
+from streamhouse.lake.commits.committer import LakeCommit
+from streamhouse.lake.files.live_folders import HANDED_OUT_S, LiveFolders
+from streamhouse.lake.guards.served_tables import ServedTable
+from streamhouse.lake.guards.table_commits import LakeMetadata
+from streamhouse.lake.snapshots.live_files import LiveFilesCache
+from streamhouse.lake.staged_lake import StagedLake, StagedTable
+from streamhouse.reading.tail.lake_base import base_offsets
+from streamhouse.reading.tail.lake_task import LogReads, SplitResult, run_split
+from streamhouse.reading.tail.round_planner import (
+    PlanLimits,
+    RoundPlan,
+    plan_history,
+    plan_round,
+)
+from streamhouse.reading.tail.round_splits import check_results, round_splits
+
+__all__ = ["STEPS_MAX", "LiveCut", "LiveLakeTable", "TableReads"]
+
+# A cut of more rows takes longer than a reader waits, and a round is due anyway.
+_LIMITS: Final = PlanLimits()
+STEPS_MAX: Final = 16
+
+
+class TableReads(LogReads, Protocol):
+    """Reads of a table's log, and the comparison of its history; `StorageClient` is one."""
+
+    def check_lake_history(self, path: str, covered: CoveredOffsets, *, table_id: int) -> None:
+        """See `StorageClient.check_lake_history`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveCut(LakeMetadata):
+    """A lake table as of `end_offsets`, in metadata with one snapshot more than committed.
+
+    `base_snapshot_id` is the committed snapshot that must stay for readers, None without one. The
+    oldest folder of the cut was made at `made_s`: that decides how long the cut is handed out.
+    `rows_written` is the number of rows that this cut has written into files.
+    """
+
+    end_offsets: Mapping[int, int]
+    base_snapshot_id: int | None
+    made_s: float
+    rows_written: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Staged:
+    """A staged table in its last cut: what was served then, and how many steps were made."""
+
+    table: StagedTable
+    base: tuple[object, ...]
+    served: ServedTable
+    offsets: Mapping[int, int]
+    made_s: float
+    steps: int = 0
+    cut: LiveCut | None = None
+
+
+class LiveLakeTable:
+    """The live cuts of the lake table of a `role`. Not thread-safe: the owner locks."""
+
+    def __init__(
+        self,
+        lake: StagedLake,
+        *,
+        role: LakeRole = LakeRole.ROWS,
+        limits: PlanLimits = _LIMITS,
+    ) -> None:
+        self.role = role
+        self.limits = limits
+        self._lake = lake
+        self._cache = LiveFilesCache()
+        self._staged: _Staged | None = None
+
+    @property
+    def location(self) -> str | None:
+        """Where the table of the last cut lies: its folders are below."""
+        return None if self._staged is None else self._staged.table.location
+
+    def cut(self, served: ServedTable, log: TableReads, *, now_s: float) -> LiveCut:
+        """Return the cut with all rows of `served`; the very same one if nothing has changed.
+
+        Raises:
+            HistoryDivergedError: lake and log have other histories.
+            TableNotFoundError: the table has no lake table of this role.
+            UnavailableError: more rows wait for a round than a cut may have.
+            StreamhouseError: the lake table cannot be read, as in a union read.
+        """
+        _refuse_diverged(served)
+        registered = _registered(served, self.role)
+        _check_waiting(served, registered, self.limits)
+        staged, self._staged = self._staged, None
+        if staged is None or not _continues(staged, served, registered, now_s=now_s):
+            staged = self._opened(served, registered, log, now_s=now_s)
+        elif staged.cut is not None and _is_same(staged.served, served):
+            self._staged = staged
+            return staged.cut
+        # After an error the next cut begins anew.
+        cut = self._advance(staged, served, log, now_s=now_s)
+        self._staged = staged
+        return cut
+
+    def _opened(
+        self, served: ServedTable, registered: LakeState, log: TableReads, *, now_s: float
+    ) -> _Staged:
+        info = served.info
+
+        def compare(covered: CoveredOffsets) -> None:
+            log.check_lake_history(str(info.path), covered, table_id=info.table_id)
+
+        table = self._lake.open(info, registered, compare=compare, cache=self._cache)
+        offsets = base_offsets(
+            table.lake_table,
+            table.registered,
+            epoch=served.lake.tiering_epoch,
+            bucket_count=info.bucket_count,
+            compare=compare,
+        )
+        return _Staged(
+            table=table,
+            base=_base_of(info, registered),
+            served=served,
+            offsets=offsets,
+            made_s=now_s,
+        )
+
+    def _advance(
+        self, staged: _Staged, served: ServedTable, log: TableReads, *, now_s: float
+    ) -> LiveCut:
+        """Stage what came since the last cut, write the metadata, and return the cut."""
+        table, files = staged.table, self._lake.files
+        folders = LiveFolders(table.location, made_s=now_s)
+        table.write_into(folders)
+        try:
+            if staged.served.info != served.info:
+                table.evolve(served.info)
+            plan = _planned(served, table, staged.offsets, self.limits)
+            rows_written = self._write(staged, served, plan, folders, log)
+            written = table.write_metadata()
+        except BaseException:
+            with contextlib.suppress(StreamhouseError):
+                folders.delete(files)
+            raise
+        staged.served, staged.offsets = served, plan.target_offsets
+        staged.steps += 1
+        staged.cut = LiveCut(
+            metadata=written.metadata,
+            metadata_location=written.metadata_location,
+            end_offsets=plan.target_offsets,
+            base_snapshot_id=table.base_snapshot_id,
+            made_s=staged.made_s,
+            rows_written=rows_written,
+        )
+        return staged.cut
+
+    def _write(
+        self,
+        staged: _Staged,
+        served: ServedTable,
+        plan: RoundPlan,
+        folders: LiveFolders,
+        log: TableReads,
+    ) -> int:
+        """Write and stage the rows of `plan`, if there are any; return their number."""
+        lake_table = staged.table.lake_table
+        is_behind = plan.truncated_offsets != lake_table.truncated_offsets
+        if not (plan.splits or is_behind):
+            return 0
+        splits = round_splits(
+            plan,
+            served.info,
+            lake_table,
+            folder=folders.data,
+            files=self._lake.files,
+            endpoint="",
+            token=None,
+        )
+        results = [
+            run_split(split, open_log=lambda _: contextlib.nullcontext(log)) for split in splits
+        ]
+        is_folded = served.info.is_primary_key_table and self.role is not LakeRole.CHANGES
+        check_results(plan, results, table=str(served.info.path), is_folded=is_folded)
+        lake_table.commit(_commit(results, plan, epoch=served.lake.tiering_epoch))
+        return sum(file.row_count for result in results for file in result.files)
+
+
+def _commit(results: list[SplitResult], plan: RoundPlan, *, epoch: int) -> LakeCommit:
+    return LakeCommit(
+        files=[file for result in results for file in result.files],
+        deletes=[deletes for result in results for deletes in result.deletes],
+        base_offsets=plan.base_offsets,
+        tiered_offsets=plan.target_offsets,
+        truncated_offsets=plan.truncated_offsets,
+        epoch=epoch,
+    )
+
+
+def _refuse_diverged(served: ServedTable) -> None:
+    if served.lake.diverged:
+        raise HistoryDivergedError(served.lake.diverged)
+
+
+def _registered(served: ServedTable, role: LakeRole) -> LakeState:
+    """Return the service's record of the lake table of `role`, with no rows before its first round.
+
+    Raises `TableNotFoundError` if the table has no such lake table.
+    """
+    lake, properties = served.lake, served.info.properties()
+    if role is LakeRole.ROWS:
+        return lake
+    has_one = properties.has_batch_layout
+    side = lake.batch
+    if role is LakeRole.CHANGES:
+        has_one, side = properties.datalake_changelog, lake.changelog
+    if not has_one:
+        name = role.lake_name(str(served.info.path))
+        raise TableNotFoundError(f"table '{served.info.path}' has no lake table '{name}'")
+    if side is None:
+        return LakeState(role=role, tiered_offsets=dict.fromkeys(served.positions, 0))
+    return side.as_lake_state(role, expired_offsets=lake.expired_offsets)
+
+
+def _base_of(info: TableInfo, registered: LakeState) -> tuple[object, ...]:
+    """Return what a staged table stands on: with another base all is made anew."""
+    return (
+        info.table_id,
+        registered.snapshot_id,
+        registered.table_uuid,
+        registered.tiered_offsets,
+        registered.truncated_offsets,
+        registered.expired_offsets,
+    )
+
+
+def _continues(
+    staged: _Staged, served: ServedTable, registered: LakeState, *, now_s: float
+) -> bool:
+    """Whether the next cut may stand on the last one."""
+    return (
+        staged.base == _base_of(served.info, registered)
+        and staged.steps < STEPS_MAX
+        and 0 <= now_s - staged.made_s < HANDED_OUT_S
+    )
+
+
+def _is_same(last: ServedTable, served: ServedTable) -> bool:
+    return last.info == served.info and {
+        bucket: (at.high_watermark, at.truncated_offset) for bucket, at in last.positions.items()
+    } == {
+        bucket: (at.high_watermark, at.truncated_offset) for bucket, at in served.positions.items()
+    }
+
+
+def _check_waiting(served: ServedTable, registered: LakeState, limits: PlanLimits) -> None:
+    """Raise `UnavailableError` if more rows wait for a round than a round, or a cut, takes."""
+    waiting = {
+        bucket: max(0, at.high_watermark - max(registered.tiered_offsets[bucket], at.first_offset))
+        for bucket, at in served.positions.items()
+    }
+    bucket_rows_max = limits.rows_max
+    if served.info.is_primary_key_table:
+        bucket_rows_max = limits.key_bucket_rows_max
+    if sum(waiting.values()) > limits.rows_max or max(waiting.values()) > bucket_rows_max:
+        raise UnavailableError(
+            f"table '{served.info.path}': {sum(waiting.values())} rows wait for a round, and a live"
+            f" table shows at most {limits.rows_max} of them ({bucket_rows_max} of a bucket): run"
+            " a round (`streamhouse tier --once`) and load the table again"
+        )
+
+
+def _planned(
+    served: ServedTable, table: StagedTable, offsets: Mapping[int, int], limits: PlanLimits
+) -> RoundPlan:
+    """Return the plan from `offsets` to the ends of the log.
+
+    Raises `UnavailableError` if the log no longer has the rows of a new batch layout.
+    """
+    info = served.info
+    positions = served.positions
+    if table.registered.snapshot_id is None and not info.is_primary_key_table:
+        # What has left the log of a table that was never tiered is no row of it any more.
+        positions = {
+            bucket: replace(at, expired_offset=max(at.expired_offset, at.log_start_offset))
+            for bucket, at in positions.items()
+        }
+    is_history = table.role is LakeRole.CHANGES
+    try:
+        plan = plan_round(
+            table=str(info.path),
+            covered=served.lake.tiered_offsets if is_history else offsets,
+            positions=positions,
+            limits=limits,
+            is_primary_key_table=info.is_primary_key_table,
+        )
+    except OffsetOutOfRangeError as error:
+        if table.role is not LakeRole.BATCH:
+            raise
+        raise UnavailableError(
+            f"the batch layout of table '{info.path}' lacks rows that have left the log: run a"
+            " round (`streamhouse tier --once`) and load the table again"
+        ) from error
+    return plan_history(plan, covered=offsets, limits=limits) if is_history else plan
