@@ -19,6 +19,7 @@ from pyiceberg.table.update import (
     update_table_metadata,
 )
 
+from streamhouse.lake.catalogs.guarded_catalog import guard_of
 from streamhouse.lake.files.live_folders import LiveFolders
 
 __all__ = ["StagingCatalog"]
@@ -97,6 +98,8 @@ class StagingCatalog:
         if is_new:
             self._table = self._staging(table)
             self._table.metadata = metadata
+            # It may lie elsewhere than proposed, and its files with it.
+            guard_of(self._catalog).admitted(self._table)
         return CommitTableResponse.model_construct(
             metadata=metadata, metadata_location=table.metadata_location or ""
         )

@@ -117,9 +117,9 @@ class GuardedCatalog(Catalog):
         name = ".".join(Catalog.identifier_to_tuple(identifier))
         with unreadable_metadata(f"lake table '{name}'"):
             table: Table = _of(super()).load_table(identifier)
-        return self._admitted(table)
+        return self.admitted(table)
 
-    def _admitted(self, table: _T) -> _T:
+    def admitted(self, table: _T) -> _T:
         """Return the table without forbidden properties, and bound to its own files."""
         name = ".".join(table.name())
         table.metadata = _scrubbed(name, table.metadata)
@@ -151,7 +151,7 @@ class GuardedCatalog(Catalog):
         free = self._new_location(identifier, location, properties)
         above = _of(super())
         staged: StagedTable = above._create_staged_table(identifier, schema, free, *args, **named)
-        return self._admitted(staged)
+        return self.admitted(staged)
 
     def create_table(
         self, identifier: Any, schema: Any, location: str | None = None, *args: Any, **named: Any
@@ -169,7 +169,7 @@ class GuardedCatalog(Catalog):
         requirements: tuple[TableRequirement, ...],
         updates: tuple[TableUpdate, ...],
     ) -> StagedTable:
-        base = None if current_table is None else self._admitted(current_table)
+        base = None if current_table is None else self.admitted(current_table)
         check_updates(table_identifier, base, updates)
         if base is None:
             locations = [u.location for u in updates if isinstance(u, SetLocationUpdate)]
@@ -178,7 +178,7 @@ class GuardedCatalog(Catalog):
         staged: StagedTable = above._update_and_stage_table(
             base, table_identifier, requirements, updates
         )
-        return self._admitted(staged)
+        return self.admitted(staged)
 
     def commit_table(
         self,
@@ -416,7 +416,7 @@ class _GuardedRest(GuardedCatalog):
         bare = metadata.model_copy(update={"properties": {}})
         table = above(identifier, response.model_copy(update={"metadata": bare, "config": config}))
         table.metadata = metadata
-        return self._admitted(table)
+        return self.admitted(table)
 
     def _load_file_io(self, properties: Any = None, location: str | None = None) -> FileIO:
         # The properties are the server's vended ones here, no longer the table's.

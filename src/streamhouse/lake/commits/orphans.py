@@ -4,7 +4,8 @@ A file counts as an orphan only with a name of Iceberg's form, only above a safe
 when any snapshot, kept metadata file or statistics file names it, in any engine's spelling of the
 URI. A commit lost on its way to the catalog may land late, whatever the age of its files: before
 any deletion a snapshot of this claim makes a late landing impossible for all commits of tiering.
-Commits of other engines have the safety age to land.
+Commits of other engines have the safety age to land. Files of live cuts are no orphans: their
+folders say when they go.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from streamhouse.lake.files.lake_filesystem import (
     ListedFile,
     file_identity,
 )
+from streamhouse.lake.files.live_folders import is_in_live_folder
 from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.snapshots._table_files import check_alone
 
@@ -54,7 +56,9 @@ def find_orphans(
     candidates = [
         file
         for file in filesystem.walk(table.location())
-        if 0 < file.modified_ms < modified_before_ms and file.uri.endswith(_SUFFIXES)
+        if 0 < file.modified_ms < modified_before_ms
+        and file.uri.endswith(_SUFFIXES)
+        and not is_in_live_folder(table.location(), file.uri)
     ]
     if not candidates:
         return []

@@ -8,10 +8,12 @@ delete the folders older than that, and knows nothing but their names.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from typing import Final
 
+from streamhouse.core.errors import StreamhouseError
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 
 __all__ = [
@@ -38,9 +40,10 @@ class LiveFolders:
         self.data, self.metadata = (f"{location.rstrip('/')}/{p}/{name}" for p in _PARENTS)
 
     def delete(self, files: LakeFilesystem) -> None:
-        """Delete both folders with their files."""
+        """Delete both folders with their files; what cannot be deleted goes when it expires."""
         for folder in (self.data, self.metadata):
-            files.delete_folder(folder)
+            with contextlib.suppress(StreamhouseError):
+                files.delete_folder(folder)
 
 
 def expired_folders(files: LakeFilesystem, location: str, *, now_s: float) -> list[str]:
@@ -71,4 +74,4 @@ def delete_expired(files: LakeFilesystem, location: str, *, now_s: float) -> int
 def is_in_live_folder(location: str, uri: str) -> bool:
     """Whether a file lies in a folder of a live cut of the table at `location`."""
     parts = uri.removeprefix(location.rstrip("/") + "/").split("/")
-    return "/".join(parts[:2]) in _PARENTS and bool(_NAME.fullmatch(parts[2])) and len(parts) > 3
+    return len(parts) > 3 and "/".join(parts[:2]) in _PARENTS and bool(_NAME.fullmatch(parts[2]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ __all__ = [
     "LakeFile",
     "WrittenDeletes",
     "delete_written",
+    "locate_below",
     "locate_offsets",
     "write_position_deletes",
 ]
@@ -99,6 +100,37 @@ class WrittenDeletes:
     last_position: int
 
 
+def locate_below(
+    files: LakeFilesystem, candidates: Iterable[LakeFile], end: int, *, bucket: int
+) -> dict[LakeFile, Positions]:
+    """Return the positions of the bucket's rows with offsets below `end`, by data file."""
+    positions_by_file = {}
+    for file in candidates:
+        parts, row_start = list[Positions](), 0
+        with _parquet(files, file) as parquet:
+            for rows in parquet.iter_batches(columns=[OFFSET_COLUMN, BUCKET_COLUMN]):
+                is_ours = rows.column(BUCKET_COLUMN).to_numpy() == bucket
+                is_below = rows.column(OFFSET_COLUMN).to_numpy() < end
+                parts.append(row_start + np.flatnonzero(is_ours & is_below))
+                row_start += rows.num_rows
+        positions = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        if len(positions):
+            positions_by_file[file] = positions
+    return positions_by_file
+
+
+@contextlib.contextmanager
+def _parquet(files: LakeFilesystem, file: LakeFile) -> Iterator[pq.ParquetFile]:
+    """Open a file to delete rows of; raises `UnsupportedError` for another format."""
+    if file.file_format.upper() != "PARQUET":
+        raise UnsupportedError(
+            f"lake file '{file.path}' is {file.file_format}: rows are deleted from Parquet files"
+            " only; rewrite it as Parquet"
+        )
+    with files.open_parquet(file.path) as parquet:
+        yield parquet
+
+
 def locate_offsets(
     files: LakeFilesystem,
     candidates: Iterable[LakeFile],
@@ -116,11 +148,6 @@ def locate_offsets(
         first, end = np.searchsorted(offsets, [file.first_offset, file.last_offset + 1])
         if first == end:
             continue
-        if file.file_format.upper() != "PARQUET":
-            raise UnsupportedError(
-                f"lake file '{file.path}' is {file.file_format}: rows are deleted from Parquet"
-                " files only; rewrite it as Parquet"
-            )
         positions = _positions(files, file, offsets[first:end], bucket=bucket)
         if len(positions):
             positions_by_file[file] = positions
@@ -133,7 +160,7 @@ def _positions(
     columns = [OFFSET_COLUMN, BUCKET_COLUMN] if file.is_shared else [OFFSET_COLUMN]
     position_parts = []
     row_start = 0
-    with files.open_parquet(file.path) as parquet:
+    with _parquet(files, file) as parquet:
         for number in range(parquet.metadata.num_row_groups):
             group = parquet.metadata.row_group(number)
             first, last = integer_range(group, OFFSET_COLUMN) or (0, np.iinfo(np.int64).max - 1)

@@ -14,22 +14,26 @@ and two processes never serve one table at a time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from streamhouse.core.errors import (
     HistoryDivergedError,
     OffsetOutOfRangeError,
-    StreamhouseError,
     TableNotFoundError,
     UnavailableError,
 )
 from streamhouse.core.model.lake.coverage import CoveredOffsets
 from streamhouse.core.model.lake.facts import LakeRole, LakeState
 from streamhouse.core.model.table import TableInfo
-from streamhouse.lake.commits.committer import LakeCommit
+from streamhouse.lake.commits.committer import IcebergLakeTable, LakeCommit
 from streamhouse.lake.files.live_folders import HANDED_OUT_S, LiveFolders
+from streamhouse.lake.files.position_deletes import (
+    WrittenDeletes,
+    locate_below,
+    write_position_deletes,
+)
 from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.lake.guards.table_commits import LakeMetadata
 from streamhouse.lake.snapshots.live_files import LiveFilesCache
@@ -85,6 +89,15 @@ class _Staged:
     steps: int = 0
     cut: LiveCut | None = None
 
+    def is_current(self, served: ServedTable, registered: LakeState, *, now_s: float) -> bool:
+        """Whether its files may still be handed out, and stand on what is registered."""
+        is_young = 0 <= now_s - self.made_s < HANDED_OUT_S
+        return is_young and self.base == _base_of(served.info, registered)
+
+    def has_rows_of(self, served: ServedTable) -> bool:
+        """Whether nothing came since the last cut."""
+        return self.served.info == served.info and _ends(self.served) == _ends(served)
+
 
 class LiveLakeTable:
     """The live cuts of the lake table of a `role`. Not thread-safe: the owner locks."""
@@ -120,11 +133,13 @@ class LiveLakeTable:
         registered = _registered(served, self.role)
         _check_waiting(served, registered, self.limits)
         staged, self._staged = self._staged, None
-        if staged is None or not _continues(staged, served, registered, now_s=now_s):
-            staged = self._opened(served, registered, log, now_s=now_s)
-        elif staged.cut is not None and _is_same(staged.served, served):
+        if staged is not None and not staged.is_current(served, registered, now_s=now_s):
+            staged = None
+        if staged is not None and staged.cut is not None and staged.has_rows_of(served):
             self._staged = staged
             return staged.cut
+        if staged is None or staged.steps >= STEPS_MAX:
+            staged = self._opened(served, registered, log, now_s=now_s)
         # After an error the next cut begins anew.
         cut = self._advance(staged, served, log, now_s=now_s)
         self._staged = staged
@@ -142,7 +157,7 @@ class LiveLakeTable:
         offsets = base_offsets(
             table.lake_table,
             table.registered,
-            epoch=served.lake.tiering_epoch,
+            epoch=_epoch(served, table.lake_table),
             bucket_count=info.bucket_count,
             compare=compare,
         )
@@ -158,7 +173,7 @@ class LiveLakeTable:
         self, staged: _Staged, served: ServedTable, log: TableReads, *, now_s: float
     ) -> LiveCut:
         """Stage what came since the last cut, write the metadata, and return the cut."""
-        table, files = staged.table, self._lake.files
+        table = staged.table
         folders = LiveFolders(table.location, made_s=now_s)
         table.write_into(folders)
         try:
@@ -168,8 +183,7 @@ class LiveLakeTable:
             rows_written = self._write(staged, served, plan, folders, log)
             written = table.write_metadata()
         except BaseException:
-            with contextlib.suppress(StreamhouseError):
-                folders.delete(files)
+            folders.delete(self._lake.files)
             raise
         staged.served, staged.offsets = served, plan.target_offsets
         staged.steps += 1
@@ -194,7 +208,10 @@ class LiveLakeTable:
         """Write and stage the rows of `plan`, if there are any; return their number."""
         lake_table = staged.table.lake_table
         is_behind = plan.truncated_offsets != lake_table.truncated_offsets
-        if not (plan.splits or is_behind):
+        expired = list[WrittenDeletes]()
+        if not (is_behind or staged.steps):
+            expired = self._expired(served, lake_table, folders)
+        if not (plan.splits or is_behind or expired):
             return 0
         splits = round_splits(
             plan,
@@ -210,14 +227,39 @@ class LiveLakeTable:
         ]
         is_folded = served.info.is_primary_key_table and self.role is not LakeRole.CHANGES
         check_results(plan, results, table=str(served.info.path), is_folded=is_folded)
-        lake_table.commit(_commit(results, plan, epoch=served.lake.tiering_epoch))
+        lake_table.commit(_commit(results, plan, expired, epoch=_epoch(served, lake_table)))
         return sum(file.row_count for result in results for file in result.files)
 
+    def _expired(
+        self, served: ServedTable, lake_table: IcebergLakeTable, folders: LiveFolders
+    ) -> list[WrittenDeletes]:
+        """Write deletes of the rows that reached their time to live and are in lake files still."""
+        files, live = self._lake.files, lake_table.live_files()
+        deletes = []
+        for bucket, at in served.positions.items():
+            candidates = live.of_bucket(bucket, before=at.expired_offset)
+            located = locate_below(files, candidates, at.expired_offset, bucket=bucket)
+            name = f"b{bucket:05d}-expired"
+            deletes += write_position_deletes(files, located, folder=folders.data, name=name)
+        return deletes
 
-def _commit(results: list[SplitResult], plan: RoundPlan, *, epoch: int) -> LakeCommit:
+
+def _epoch(served: ServedTable, lake_table: IcebergLakeTable) -> int:
+    """Return the epoch of a commit on the table: a worker may have claimed the table meanwhile."""
+    covered = lake_table.covered
+    return max(served.lake.tiering_epoch, 0 if covered is None else covered.epoch)
+
+
+def _commit(
+    results: Sequence[SplitResult],
+    plan: RoundPlan,
+    expired: Sequence[WrittenDeletes],
+    *,
+    epoch: int,
+) -> LakeCommit:
     return LakeCommit(
         files=[file for result in results for file in result.files],
-        deletes=[deletes for result in results for deletes in result.deletes],
+        deletes=[*expired, *(deletes for result in results for deletes in result.deletes)],
         base_offsets=plan.base_offsets,
         tiered_offsets=plan.target_offsets,
         truncated_offsets=plan.truncated_offsets,
@@ -262,29 +304,16 @@ def _base_of(info: TableInfo, registered: LakeState) -> tuple[object, ...]:
     )
 
 
-def _continues(
-    staged: _Staged, served: ServedTable, registered: LakeState, *, now_s: float
-) -> bool:
-    """Whether the next cut may stand on the last one."""
-    return (
-        staged.base == _base_of(served.info, registered)
-        and staged.steps < STEPS_MAX
-        and 0 <= now_s - staged.made_s < HANDED_OUT_S
-    )
-
-
-def _is_same(last: ServedTable, served: ServedTable) -> bool:
-    return last.info == served.info and {
-        bucket: (at.high_watermark, at.truncated_offset) for bucket, at in last.positions.items()
-    } == {
-        bucket: (at.high_watermark, at.truncated_offset) for bucket, at in served.positions.items()
-    }
+def _ends(served: ServedTable) -> list[tuple[int, int]]:
+    return [(at.high_watermark, at.truncated_offset) for _, at in sorted(served.positions.items())]
 
 
 def _check_waiting(served: ServedTable, registered: LakeState, limits: PlanLimits) -> None:
     """Raise `UnavailableError` if more rows wait for a round than a round, or a cut, takes."""
+    is_history = registered.role is LakeRole.CHANGES
     waiting = {
-        bucket: max(0, at.high_watermark - max(registered.tiered_offsets[bucket], at.first_offset))
+        bucket: at.high_watermark
+        - max(registered.tiered_offsets[bucket], 0 if is_history else at.first_offset)
         for bucket, at in served.positions.items()
     }
     bucket_rows_max = limits.rows_max
@@ -305,28 +334,28 @@ def _planned(
 
     Raises `UnavailableError` if the log no longer has the rows of a new batch layout.
     """
-    info = served.info
-    positions = served.positions
-    if table.registered.snapshot_id is None and not info.is_primary_key_table:
+    info, positions = served.info, served.positions
+    if table.role is LakeRole.CHANGES:
+        rows = RoundPlan(splits=(), base_offsets=offsets, target_offsets=served.high_watermarks)
+        return plan_history(rows, covered=offsets, limits=limits)
+    if table.role is LakeRole.ROWS and table.registered.snapshot_id is None:
         # What has left the log of a table that was never tiered is no row of it any more.
         positions = {
             bucket: replace(at, expired_offset=max(at.expired_offset, at.log_start_offset))
             for bucket, at in positions.items()
         }
-    is_history = table.role is LakeRole.CHANGES
     try:
-        plan = plan_round(
+        return plan_round(
             table=str(info.path),
-            covered=served.lake.tiered_offsets if is_history else offsets,
+            covered=offsets,
             positions=positions,
             limits=limits,
             is_primary_key_table=info.is_primary_key_table,
         )
     except OffsetOutOfRangeError as error:
-        if table.role is not LakeRole.BATCH:
+        if table.role is LakeRole.ROWS:
             raise
         raise UnavailableError(
             f"the batch layout of table '{info.path}' lacks rows that have left the log: run a"
             " round (`streamhouse tier --once`) and load the table again"
         ) from error
-    return plan_history(plan, covered=offsets, limits=limits) if is_history else plan

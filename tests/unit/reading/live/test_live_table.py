@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyiceberg.table import StaticTable
 
-from streamhouse.core.errors import UnavailableError
+from streamhouse.client import LogBatch
+from streamhouse.core.errors import (
+    CorruptDataError,
+    HistoryDivergedError,
+    TableNotFoundError,
+    UnavailableError,
+)
+from streamhouse.core.model.lake.facts import LakeRole, LakeState
 from streamhouse.lake.catalogs._sql_catalog import open_catalog
+from streamhouse.lake.commits.orphans import find_orphans
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.lake.staged_lake import StagedLake
 from streamhouse.reading.live.live_table import STEPS_MAX, LiveCut, LiveLakeTable
 from streamhouse.reading.tail.round_planner import PlanLimits
 from tests.support.key_table_world import KeyTableWorld
-from tests.support.tiering_world import TieringWorld, rows
+from tests.support.tiering_world import Killed, TieringWorld, dying_at, rows
 
 NOW_S = 1_800_000_000.0
 
@@ -60,6 +70,18 @@ def read(cut: LiveCut) -> pa.Table:
 
 def ids(cut: LiveCut) -> list[int]:
     return sorted(read(cut)["id"].to_pylist())
+
+
+def live_files(world: LiveWorld) -> list[Path]:
+    """All files of cuts below the table."""
+    return sorted(p for p in world.tiering.folder.rglob("live/*/*") if p.is_file())
+
+
+def broken_read(bucket: int, pages: Iterator[LogBatch]) -> Iterator[LogBatch]:
+    """The second bucket's log cannot be read."""
+    if bucket == 1:
+        raise CorruptDataError("broken")
+    return pages
 
 
 def test_a_table_that_was_never_tiered_has_its_rows(world: LiveWorld) -> None:
@@ -165,3 +187,152 @@ def test_rows_that_left_the_log_before_the_first_round_are_no_rows(world: LiveWo
     world.service.expire_log("db.t", 0, 3)
 
     assert ids(world.cut()) == [3, 4]
+
+
+def test_a_round_that_is_not_registered_changes_nothing(world: LiveWorld) -> None:
+    world.service.append("db.t", 0, rows(0, 3))
+    snapshot_id = world.tiering.tier().snapshot_id
+    world.service.append("db.t", 0, rows(3, 2))
+    before = world.served()
+    with pytest.raises(Killed):
+        world.tiering.round(checkpoint=dying_at("committed")).run()
+    world.service.append("db.t", 0, rows(5, 1))
+
+    cut = world.live.cut(before, world.service, now_s=NOW_S)
+
+    assert (ids(cut), cut.base_snapshot_id) == ([0, 1, 2, 3, 4], snapshot_id)
+    assert ids(world.cut()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_first_round_that_is_not_registered_changes_nothing(world: LiveWorld) -> None:
+    world.service.append("db.t", 0, rows(0, 3))
+    with pytest.raises(Killed):
+        world.tiering.round(checkpoint=dying_at("committed")).run()
+    world.service.append("db.t", 1, rows(3, 2))
+
+    cut = world.cut()
+
+    assert (ids(cut), cut.base_snapshot_id) == ([0, 1, 2, 3, 4], None)
+
+
+def test_a_registered_snapshot_that_is_gone_is_refused_in_a_sentence(world: LiveWorld) -> None:
+    world.service.append("db.t", 0, rows(0, 3))
+    world.tiering.tier()
+    world.service.append("db.t", 0, rows(3, 2))
+    before = world.served()
+    world.tiering.tier()
+    table = world.tiering.lake_table()
+    table.maintenance.expire_snapshots().by_id(before.lake.snapshot_id or 0).commit()
+
+    with pytest.raises(UnavailableError, match=r"'db\.t' no longer has snapshot.*load the table"):
+        world.live.cut(before, world.service, now_s=NOW_S)
+
+
+def test_a_lake_table_of_other_rows_is_refused(world: LiveWorld) -> None:
+    served = replace(world.served(), lake=LakeState(tiered_offsets={0: 0, 1: 0}, diverged="other"))
+
+    with pytest.raises(HistoryDivergedError, match="other"):
+        world.live.cut(served, world.service, now_s=NOW_S)
+
+
+def test_a_table_made_again_has_its_own_rows_only(world: LiveWorld) -> None:
+    world.service.append("db.t", 0, rows(0, 3))
+    world.tiering.tier()
+    world.cut()
+    world.service.drop_table("db.t")
+    world.tiering.create_table(bucket_count=2)
+    world.service.append("db.t", 0, rows(7, 1))
+
+    cut = world.cut()
+
+    assert ids(cut) == [7]
+    world.tiering.tier()
+    assert ids(world.cut()) == [7]
+
+
+def test_a_failed_cut_leaves_no_file_and_the_next_is_whole(world: LiveWorld) -> None:
+    world.service.append("db.t", 0, rows(0, 3))
+    world.cut()
+    before = live_files(world)
+    world.service.append("db.t", 0, rows(3, 1))
+    world.service.append("db.t", 1, rows(4, 1))
+    world.service.on_read = broken_read
+
+    with pytest.raises(CorruptDataError, match="broken"):
+        world.cut()
+
+    assert live_files(world) == before
+    world.service.on_read = None
+    assert ids(world.cut()) == [0, 1, 2, 3, 4]
+
+
+def test_an_overwrite_takes_all_rows_away(world: LiveWorld) -> None:
+    world.service.append("db.t", 0, rows(0, 3))
+    world.tiering.tier()
+    world.service.append("db.t", 1, rows(3, 3))
+    assert ids(world.cut()) == [0, 1, 2, 3, 4, 5]
+    world.service.overwrite("db.t")
+    assert ids(world.cut()) == []
+    world.service.append("db.t", 0, rows(9, 1))
+    assert ids(world.cut()) == [9]
+
+
+def test_rows_that_reached_their_time_to_live_are_left_out(world: LiveWorld) -> None:
+    world.service.append("db.t", 0, rows(0, 5))
+    world.service.append("db.t", 1, rows(5, 5))
+    world.tiering.tier()
+    world.service.append("db.t", 0, rows(10, 1))
+    state = world.service.table_state("db.t").lake
+    world.service.set_lake("db.t", replace(state, expired_offsets={0: 3, 1: 5}))
+
+    assert ids(world.cut()) == [3, 4, 10]
+
+
+def test_a_batch_layout_has_the_rows_of_now(tmp_path: Path) -> None:
+    with KeyTableWorld(tmp_path) as keys, LiveWorld(keys.tiering) as world:
+        properties = {"table.datalake.batch-layout.sort": "amount"}
+        keys.create_key_table(bucket_count=2, properties=properties)
+        live = LiveLakeTable(world.lake, role=LakeRole.BATCH)
+
+        def shown() -> dict[int, float]:
+            cut = live.cut(world.served(), world.service, now_s=NOW_S)
+            return {row["id"]: row["amount"] for row in read(cut).to_pylist()}
+
+        keys.upsert(*({"id": n, "region": "a", "amount": 1.0} for n in range(4)))
+        assert shown() == dict.fromkeys(range(4), 1.0)
+        keys.tiering.tier()
+        keys.upsert({"id": 0, "region": "a", "amount": 2.0})
+        keys.delete({"id": 1})
+        assert shown() == {0: 2.0, 2: 1.0, 3: 1.0}
+
+
+def test_a_batch_layout_that_lacks_rows_of_the_lake_waits_for_a_round(world: LiveWorld) -> None:
+    world.service.append("db.t", 0, rows(0, 3))
+    world.tiering.tier()
+    world.service.expire_log("db.t", 0, 3)
+    world.service.change_layout("db.t", {"table.datalake.batch-layout.sort": "name"})
+    live = LiveLakeTable(world.lake, role=LakeRole.BATCH)
+
+    with pytest.raises(UnavailableError, match=r"batch layout of table 'db\.t' lacks rows.*--once"):
+        live.cut(world.served(), world.service, now_s=NOW_S)
+
+
+@pytest.mark.parametrize("role", [LakeRole.CHANGES, LakeRole.BATCH])
+def test_a_table_without_side_tables_has_no_cuts_of_them(world: LiveWorld, role: LakeRole) -> None:
+    live = LiveLakeTable(world.lake, role=role)
+
+    with pytest.raises(TableNotFoundError, match=r"no lake table 'db\.t\$"):
+        live.cut(world.served(), world.service, now_s=NOW_S)
+
+
+def test_a_search_for_orphans_leaves_files_of_cuts_alone(world: LiveWorld) -> None:
+    world.service.append("db.t", 0, rows(0, 3))
+    world.tiering.tier()
+    world.service.append("db.t", 0, rows(3, 1))
+    cut = world.cut()
+    files = LakeFilesystem(world.tiering.catalog.properties)
+
+    orphans = find_orphans(world.tiering.lake_table(), files, modified_before_ms=1 << 60)
+
+    assert orphans == []
+    assert ids(cut) == [0, 1, 2, 3]

@@ -1,0 +1,91 @@
+"""The life of the folders of live cuts is in their names: nothing else is ever touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.live_folders import (
+    READABLE_S,
+    LiveFolders,
+    delete_expired,
+    expired_folders,
+    is_in_live_folder,
+)
+
+FILES = LakeFilesystem({})
+MADE_S = 1_800_000_000
+ID = "0123456789abcdef0123456789abcdef"
+
+
+def _location(folder: Path) -> str:
+    return f"file://{folder}"
+
+
+def _touch(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_goes_when_nobody_may_read_it_any_more(tmp_path: Path) -> None:
+    folders = LiveFolders(_location(tmp_path), made_s=MADE_S + 0.9)
+    for folder in (folders.data, folders.metadata):
+        _touch(Path(folder.removeprefix("file://")), "a.parquet")
+
+    kept = delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S)
+    gone = delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S + 1)
+
+    assert (kept, gone) == (0, 2)
+    assert not list(tmp_path.glob("*/live/*"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"data/live/{MADE_S}-{ID[:-1]}/a.parquet",
+        f"data/live/{MADE_S}-{ID.upper()}/a.parquet",
+        f"data/live/x{MADE_S}-{ID}/a.parquet",
+        f"data/live/-{MADE_S}-{ID}/a.parquet",
+        f"data/live/{MADE_S}-{ID}.bak/a.parquet",
+        f"data/live/{MADE_S}-{ID}",
+        f"data/{MADE_S}-{ID}/a.parquet",
+        f"data/live/keep/{MADE_S}-{ID}/a.parquet",
+        f"other/live/{MADE_S}-{ID}/a.parquet",
+        f"live/{MADE_S}-{ID}/a.parquet",
+        f"data/live/{MADE_S * 10}-{ID}/a.parquet",
+    ],
+)
+def test_everything_else_is_left_alone(tmp_path: Path, name: str) -> None:
+    _touch(tmp_path, name)
+
+    assert delete_expired(FILES, _location(tmp_path), now_s=MADE_S + 10 * READABLE_S) == 0
+    assert _files(tmp_path) == {name}
+
+
+def test_an_empty_folder_of_a_killed_build_goes_as_well(tmp_path: Path) -> None:
+    (tmp_path / "data" / "live" / f"{MADE_S}-{ID}").mkdir(parents=True)
+
+    assert len(expired_folders(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S + 1)) == 1
+    assert delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S + 1) == 1
+    assert not list(tmp_path.glob("data/live/*"))
+
+
+def test_a_location_without_any_is_fine(tmp_path: Path) -> None:
+    assert delete_expired(FILES, _location(tmp_path / "none"), now_s=MADE_S) == 0
+
+
+def test_a_file_is_known_to_be_in_a_live_folder() -> None:
+    location = "s3://lake/db/t"
+
+    assert is_in_live_folder(location, f"{location}/data/live/{MADE_S}-{ID}/a.parquet")
+    assert is_in_live_folder(f"{location}/", f"{location}/metadata/live/{MADE_S}-{ID}/a.avro")
+    assert not is_in_live_folder(location, f"{location}/data/round-000001-abc/a.parquet")
+    assert not is_in_live_folder(location, f"{location}/data/live/a.parquet")
