@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -194,10 +195,11 @@ class LakeFilesystem:
             return [f"{uri.rstrip('/')}/{name}" for name in sorted(names)]
 
     def list_subfolders(self, uri: str) -> list[str]:
-        """Return the URIs of the folders directly in a folder; none without such a folder."""
+        """Return the URIs of the folders directly in a folder, without links to folders."""
         with self.errors("list", uri):
             if (path := _local_path(uri)) is not None:
-                names = [p.name for p in path.iterdir() if p.is_dir()] if path.is_dir() else []
+                entries = path.iterdir() if path.is_dir() else ()
+                names = [p.name for p in entries if p.is_dir() and not p.is_symlink()]
             else:
                 from pyarrow import fs  # noqa: PLC0415 - loaded with the first file
 
@@ -238,6 +240,15 @@ class LakeFilesystem:
             # A straggling task may just have written a file to the folder: the folder stays.
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+    def delete_tree(self, uri: str) -> None:
+        """Delete a folder with everything in it; a folder that is not there is fine."""
+        with self.errors("delete", uri), contextlib.suppress(FileNotFoundError):
+            if (path := _local_path(uri)) is not None:
+                shutil.rmtree(path)
+            else:
+                # Deleting its last file would leave the folder behind, as an empty object.
+                self._remote().delete_dir(_key(uri))
 
     @contextlib.contextmanager
     def attempt_in(self, folder: str) -> Iterator[None]:

@@ -43,7 +43,7 @@ class LiveFolders:
         """Delete both folders with their files; what cannot be deleted goes when it expires."""
         for folder in (self.data, self.metadata):
             with contextlib.suppress(StreamhouseError):
-                files.delete_folder(folder)
+                files.delete_tree(folder)
 
 
 def expired_folders(files: LakeFilesystem, location: str, *, now_s: float) -> list[str]:
@@ -67,7 +67,7 @@ def delete_expired(files: LakeFilesystem, location: str, *, now_s: float) -> int
     """
     folders = expired_folders(files, location, now_s=now_s)
     for folder in folders:
-        files.delete_folder(folder)
+        files.delete_tree(folder)
     return len(folders)
 
 

@@ -14,6 +14,7 @@ from streamhouse.lake.files.live_folders import (
     expired_folders,
     is_in_live_folder,
 )
+from tests.support.object_store import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, ObjectStore
 
 FILES = LakeFilesystem({})
 MADE_S = 1_800_000_000
@@ -89,3 +90,34 @@ def test_a_file_is_known_to_be_in_a_live_folder() -> None:
     assert is_in_live_folder(f"{location}/", f"{location}/metadata/live/{MADE_S}-{ID}/a.avro")
     assert not is_in_live_folder(location, f"{location}/data/round-000001-abc/a.parquet")
     assert not is_in_live_folder(location, f"{location}/data/live/a.parquet")
+
+
+def test_a_link_to_a_folder_is_left_alone(tmp_path: Path) -> None:
+    _touch(tmp_path / "elsewhere", "a.parquet")
+    (tmp_path / "data" / "live").mkdir(parents=True)
+    (tmp_path / "data" / "live" / f"{MADE_S}-{ID}").symlink_to(tmp_path / "elsewhere")
+
+    assert delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S + 1) == 0
+    assert _files(tmp_path / "elsewhere") == {"a.parquet"}
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_folder_in_an_object_store() -> None:
+    with ObjectStore() as store:
+        files = LakeFilesystem(
+            {
+                "s3.endpoint": store.endpoint,
+                "s3.access-key-id": ACCESS_KEY,
+                "s3.secret-access-key": SECRET_KEY,
+                "s3.region": REGION,
+            }
+        )
+        location = f"s3://{BUCKET}/db/t"
+        folders = LiveFolders(location, made_s=MADE_S)
+        for folder in (folders.data, folders.metadata):
+            with files.open_output(f"{folder}/a.parquet") as sink:
+                sink.write(b"x")
+
+        assert delete_expired(files, location, now_s=MADE_S + READABLE_S) == 0
+        assert delete_expired(files, location, now_s=MADE_S + READABLE_S + 1) == 2
+        assert files.list_subfolders(f"{location}/data/live") == []
