@@ -8,7 +8,7 @@ columns and partitioning, are those of a round, and stay in this process.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.serializers import ToOutputFile
@@ -89,7 +89,6 @@ class StagedTable:
         self.registered = registered
         self.role = opened.role
         self.base_snapshot_id = opened.snapshot_id
-        self._base = opened.iceberg.metadata
         self.uuid = opened.uuid
         self.location = opened.iceberg.location()
         self.lake_table = self._reopened(opened, opened.info)
@@ -116,9 +115,11 @@ class StagedTable:
         self._catalog.folders = folders
 
     def write_metadata(self) -> LakeMetadata:
-        """Write the metadata file, and return the metadata: one snapshot more than committed.
+        """Write the metadata file, and return the metadata.
 
-        The snapshots of earlier cuts are left out: the last one has all their files.
+        It has the current snapshot alone, dated to the table's creation. DuckDB reads the last
+        snapshot that is not younger than its transaction: a snapshot that was made for a load is
+        always younger, and an older one would be read in its place.
         """
         table = self.lake_table.iceberg
         metadata = self._shown()
@@ -129,18 +130,21 @@ class StagedTable:
 
     def _shown(self) -> TableMetadata:
         metadata = self.lake_table.iceberg.metadata
-        last = metadata.snapshot_by_name(MAIN_BRANCH)
-        if last is None or last.snapshot_id == self.base_snapshot_id:
-            return metadata
-        entry = {"snapshot-id": last.snapshot_id, "timestamp-ms": last.timestamp_ms}
-        last = last.model_copy(update={"parent_snapshot_id": self.base_snapshot_id})
-        base = self._base
-        return metadata.model_copy(
-            update={
-                "snapshots": [*base.snapshots, last],
-                "snapshot_log": [*base.snapshot_log, SnapshotLogEntry.model_validate(entry)],
+        created_ms = self.lake_table.info.created_at_us // 1_000
+        current = metadata.snapshot_by_name(MAIN_BRANCH)
+        alone: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "refs": {}, "statistics": []}
+        if current is not None:
+            snapshot_id = current.snapshot_id
+            dated = {"timestamp_ms": created_ms, "parent_snapshot_id": None}
+            entry = {"snapshot-id": snapshot_id, "timestamp-ms": created_ms}
+            alone = {
+                "snapshots": [current.model_copy(update=dated)],
+                "snapshot_log": [SnapshotLogEntry.model_validate(entry)],
+                "refs": {MAIN_BRANCH: metadata.refs[MAIN_BRANCH]},
+                "statistics": [s for s in metadata.statistics if s.snapshot_id == snapshot_id],
             }
-        )
+        others = {"partition_statistics": [], "metadata_log": [], "last_updated_ms": created_ms}
+        return metadata.model_copy(update=alone | others)
 
 
 def _set_head(opened: IcebergLakeTable, registered: LakeState, compare: Compare) -> None:

@@ -104,7 +104,26 @@ def test_a_cut_has_the_rows_of_lake_and_log(world: LiveWorld) -> None:
     assert ids(cut) == list(range(7))
     assert (cut.base_snapshot_id, cut.end_offsets) == (snapshot_id, {0: 5, 1: 2})
     assert len(world.tiering.lake_table().snapshots()) == 1
-    assert len(cut.metadata.snapshots) == 2
+    assert cut.metadata.current_snapshot_id not in (None, snapshot_id)
+
+
+def test_the_snapshot_of_a_cut_is_alone_and_older_than_every_transaction_that_reads(
+    world: LiveWorld,
+) -> None:
+    """DuckDB reads the table as of its transaction's begin: the base would be read in its place."""
+    world.service.append("db.t", 0, rows(0, 3))
+    hot = world.cut()
+    snapshot_id = world.tiering.tier().snapshot_id
+    tiered = world.cut()
+    world.service.append("db.t", 0, rows(3, 2))
+    created_ms = world.service.describe_table("db.t").created_at_us // 1_000
+
+    assert tiered.metadata.current_snapshot_id == snapshot_id
+    for cut in (hot, tiered, world.cut()):
+        metadata = cut.metadata
+        assert [s.snapshot_id for s in metadata.snapshots] == [metadata.current_snapshot_id]
+        assert [e.timestamp_ms for e in metadata.snapshot_log] == [created_ms]
+        assert metadata.snapshots[0].timestamp_ms == metadata.last_updated_ms == created_ms
 
 
 def test_a_table_without_a_change_gets_the_same_cut(world: LiveWorld) -> None:
