@@ -166,6 +166,13 @@ class ServiceConfig(ServiceSettings):
     catalog_threads: int = limit(
         THREADS, 4, "threads", "Threads that answer requests to `/iceberg`."
     )
+    live_bytes_max: int = limit(
+        TIERING,
+        64 << 30,
+        "bytes",
+        "Most bytes of the files of live tables' cuts, which are deleted 30 minutes after they were"
+        " made; no more are written at the limit.",
+    )
     tiering_lease_ms: int = limit(
         TIERING, 30_000, "ms", "How long a tiering round stays claimed after the last heartbeat."
     )

@@ -43,6 +43,8 @@ from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.storage_service.catalog_door._shard_of_request import handed_on
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.live.live_cuts import LiveCuts
+from streamhouse.storage_service.live.live_places import LivePlaces
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
 from streamhouse.storage_service.server.doors import Door
@@ -107,6 +109,7 @@ class CatalogDoor(Door):
     """Hands requests to the REST catalog; refuses requests at the limit of waiting requests."""
 
     path = REST_CATALOG_PATH
+    sidecars = (LivePlaces,)
     # Namespaces are databases. The catalog answers unknown paths in the form of its protocol.
     routes = (
         *control(
@@ -137,11 +140,14 @@ class CatalogDoor(Door):
         self._threads = Pool("catalog", config.catalog_threads)
         self._lock = threading.Lock()
         self._api: RestCatalogApi | None = None
+        self._live: LiveCuts | None = None
         self._requests = 0
 
     def open(self, service: Service) -> None:
         """See `Door.open`."""
         self._service = service
+        self._live = LiveCuts(service, lambda described: self._opened().staged_lake(described))
+        service.manager.upkeep.start(self._live.jobs())
         service.door_gauges["catalog_requests"] = (
             "Requests to /iceberg in progress.",
             lambda: self._requests,
@@ -297,6 +303,8 @@ class CatalogDoor(Door):
     def close(self) -> None:
         """Wait for the requests in progress and close the catalog."""
         self._threads.shutdown()
+        if self._live is not None:
+            self._live.close()
         if self._api is not None:
             self._api.close()
 

@@ -7,6 +7,7 @@
     tables/<table_id>/lake_pins.json  lake snapshots that readers have pinned
         tables/<table_id>/consumers.json  the positions that readers have reported
         tables/<table_id>/record_schemas.json  Avro schemas that records name by id
+        tables/<table_id>/live_places.json  where folders of live cuts are
     tables/<table_id>/row_ages.json  offsets by time, of a primary key table whose rows age
     tables/<table_id>/bucket-<b>/ the log of one bucket
     tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table

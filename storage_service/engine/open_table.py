@@ -26,9 +26,11 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.lake.facts import LakeState, SideLakeState
 from streamhouse.core.model.offsets import BucketPositions
 from streamhouse.core.model.properties import TableProperties
+from streamhouse.core.model.schema_change import read_stored
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.core.model.table_state import TableState
 from streamhouse.core.traces.stages import STAGES, stage_ended
+from streamhouse.core.wire.arrow_body import decode_payload
 from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine._write_gate import WriteGate
 from streamhouse.storage_service.engine.consumers import Consumer, Consumers
@@ -37,7 +39,7 @@ from streamhouse.storage_service.engine.sidecar import Sidecar
 from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
-from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.log_tablet import LogTablet, StoredBatch
 
 __all__ = ["Appended", "Away", "LogTable", "OpenTable"]
 
@@ -282,6 +284,24 @@ class OpenTable(abc.ABC):
             # Made for every fetch it would cost more than a small fetch.
             schema = self._log_schemas[schema_id] = self.info.log_schema_of(schema_id)
         return schema
+
+    def rows_of(
+        self,
+        stored: StoredBatch,
+        info: TableInfo,
+        *,
+        schema_id: int,
+        columns: Sequence[str] | None = None,
+    ) -> pa.RecordBatch:
+        """Return a stored batch's rows in this version of the schema. On any thread.
+
+        `info` has the versions of the batch and of the read.
+        """
+        if stored.schema_id == schema_id:
+            rows = decode_payload(stored.payload, self.log_schema_of(schema_id))
+        else:
+            rows = read_stored(stored.payload, info, stored_as=stored.schema_id, read_as=schema_id)
+        return rows if columns is None else rows.select(list(columns))
 
     @property
     @abc.abstractmethod

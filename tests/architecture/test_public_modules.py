@@ -16,7 +16,6 @@ _STARTED: Final = frozenset(
     {
         "pyspark_streamhouse",
         "streamhouse.tiering.spark_job",
-        "streamhouse.reading.live.live_table",
     }
 )
 # These name modules to say what they need, and import none of them.

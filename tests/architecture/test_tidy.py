@@ -34,7 +34,6 @@ LONGER_FUNCTIONS: Final[dict[str, str]] = {}
 ENTRY_POINTS: Final = (
     "streamhouse.cli",
     "pyspark_streamhouse",
-    "streamhouse.reading.live.live_table",
 )
 
 # A file that cannot be named for its one job has none.

@@ -10,7 +10,9 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 AREAS: Final[dict[str, tuple[str, ...]]] = {
-    "catalog": ("*catalog*", "*iceberg_route*", "*hostile_lake_tables*", "*hostile_tables*"),
+    "catalog": (
+        "*catalog*", "*iceberg_route*", "*hostile_lake_tables*", "*hostile_tables*", "*/live/*",
+    ),
     "cdc": ("*cdc_*", "*_cdc*", "*debezium*"),
     "cli": ("*/cli/*", "*_command*", "*import_progress*", "*check*", "*backup*"),
     "client": (

@@ -48,6 +48,7 @@ from streamhouse.storage_service.kafka_door._record_schemas import RecordSchemas
 from streamhouse.storage_service.kafka_door.door import KafkaDoor
 from streamhouse.storage_service.kafka_door.registry.registry_door import RegistryDoor
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.live.live_places import LivePlaces
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
@@ -234,7 +235,7 @@ async def in_process_service(
             runtime=runtime,
             names=directory,
             replication=replication,
-            sidecars=(RecordSchemas,),
+            sidecars=(LivePlaces, RecordSchemas),
         )
         shards, moves = None, None
         if directory is not None and owners is not None and peers is not None:

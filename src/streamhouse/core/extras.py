@@ -100,6 +100,7 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.storage_service.kafka.topics": "server",
     "streamhouse.storage_service.kv": "server",
     "streamhouse.lake": "lake",
+    "streamhouse.storage_service.live": "server",
     "streamhouse.storage_service.log": "server",
     "streamhouse.storage_service.operations": "server",
     "streamhouse.storage_service.rest_catalog": "server",

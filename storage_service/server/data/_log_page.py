@@ -10,11 +10,9 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from streamhouse.core.model.identity import Same
-from streamhouse.core.model.schema_change import read_stored
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.wire.arrow_body import (
     BatchAddress,
-    decode_payload,
     encode_fetch_body,
     encode_payload,
     project_payload,
@@ -174,9 +172,8 @@ class LogReader:
         next_offset = offset
         for frame in stored:
             first, next_offset = max(offset, frame.base_offset), min(end, frame.end_offset)
-            batches.append(
-                self._rows(frame, info).slice(first - frame.base_offset, next_offset - first)
-            )
+            rows = self._rows(frame, info)
+            batches.append(rows.slice(first - frame.base_offset, next_offset - first))
         fingerprint_bytes = (
             tablet.fingerprint(next_offset) if self._service.manager.may_lose_rows else None
         )
@@ -202,13 +199,7 @@ class LogReader:
 
     def _rows(self, frame: StoredBatch, info: TableInfo) -> pa.RecordBatch:
         """Return the frame's rows with the requested columns and schema version."""
-        if frame.schema_id == self._schema_id:
-            rows = decode_payload(frame.payload, self._schema)
-        else:
-            rows = read_stored(
-                frame.payload, info, stored_as=frame.schema_id, read_as=self._schema_id
-            )
-        return rows if self._columns is None else rows.select(list(self._columns))
+        return self._table.rows_of(frame, info, schema_id=self._schema_id, columns=self._columns)
 
     def _payload(self, frame: StoredBatch, info: TableInfo) -> pa.Buffer | memoryview:
         """Return the frame's payload with the requested columns and schema version.

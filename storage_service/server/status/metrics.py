@@ -111,12 +111,23 @@ class ServiceMetrics(Collector):
             "The lag of the event loop, measured ten times a second: a delay of all requests.",
             buckets=_LAG_SECONDS,
         )
+        self._add_live_cuts()
         self.limits_reached = self._counter(
             "limits_reached",
             "Requests refused because of a limit, by the name of its setting.",
             "limit",
         )
         self.errors = self._counter("errors", "Errors answered, by their stable code.", "code")
+
+    def _add_live_cuts(self) -> None:
+        self.live_loads = self._counter("live_loads", "Live tables loaded through the catalog.")
+        self._live_rows = self._counter("live_rows", "Rows written to files of live cuts.")
+        self._live_written_bytes = self._counter(
+            "live_written_bytes", "Bytes written to data files of live cuts."
+        )
+        self._live_cut_seconds = self._histogram(
+            "live_cut_seconds", "Time to make a live cut; not of a cut that was made before."
+        )
 
     def _histogram(
         self, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS
@@ -192,6 +203,12 @@ class ServiceMetrics(Collector):
     def unread_rows_deleted(self, count: int) -> None:
         """Count rows that left the log before a consumer had read them."""
         self._unread_rows_deleted.inc(count)
+
+    def live_cut_made(self, row_count: int, byte_count: int, seconds: float) -> None:
+        """Count a new live cut and what was written for it."""
+        self._live_rows.inc(row_count)
+        self._live_written_bytes.inc(byte_count)
+        self._live_cut_seconds.observe(seconds)
 
     def watch(self, read_state: Callable[[], Awaitable[Sequence[Metric]]]) -> None:
         """Report the metrics of `read_state` at each scrape, in place of an earlier function."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import uuid
-from typing import Final
+from typing import Final, NamedTuple
 
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
@@ -20,8 +20,8 @@ __all__ = [
     "HANDED_OUT_S",
     "READABLE_S",
     "LiveFolders",
+    "SweptFolders",
     "delete_expired",
-    "expired_folders",
     "is_in_live_folder",
 ]
 
@@ -29,6 +29,14 @@ HANDED_OUT_S: Final = 15 * 60
 READABLE_S: Final = 30 * 60
 _PARENTS: Final = ("data/live", "metadata/live")
 _NAME: Final = re.compile(r"([0-9]{1,12})-[0-9a-f]{32}")
+
+
+class SweptFolders(NamedTuple):
+    """How many folders were deleted, how many may still be read, and the bytes of the latter."""
+
+    deleted_count: int
+    folder_count: int
+    size_bytes: int
 
 
 class LiveFolders:
@@ -46,29 +54,25 @@ class LiveFolders:
                 files.delete_tree(folder)
 
 
-def expired_folders(files: LakeFilesystem, location: str, *, now_s: float) -> list[str]:
-    """Return the folders of live cuts of the table at `location` which nobody may read any more.
+def delete_expired(files: LakeFilesystem, location: str, *, now_s: float) -> SweptFolders:
+    """Delete the folders of live cuts of the table at `location` which nobody may read any more.
 
-    Folders with other names are never among them.
+    Folders with other names stay, and are not counted. Raises `StorageFailedError` or
+    `UnavailableError`; a later call goes on.
     """
-    return [
-        folder
-        for parent in _PARENTS
-        for folder in files.list_subfolders(f"{location.rstrip('/')}/{parent}")
-        if (name := _NAME.fullmatch(folder.rsplit("/", 1)[-1]))
-        and int(name[1]) + READABLE_S < now_s
-    ]
-
-
-def delete_expired(files: LakeFilesystem, location: str, *, now_s: float) -> int:
-    """Delete the folders of `expired_folders`, and return their number.
-
-    Raises `StorageFailedError` or `UnavailableError`; a later call goes on.
-    """
-    folders = expired_folders(files, location, now_s=now_s)
-    for folder in folders:
-        files.delete_tree(folder)
-    return len(folders)
+    deleted_count = folder_count = size_bytes = 0
+    for parent in _PARENTS:
+        for folder in files.list_subfolders(f"{location.rstrip('/')}/{parent}"):
+            name = _NAME.fullmatch(folder.rsplit("/", 1)[-1])
+            if name is None:
+                continue
+            if int(name[1]) + READABLE_S < now_s:
+                files.delete_tree(folder)
+                deleted_count += 1
+            else:
+                folder_count += 1
+                size_bytes += sum(file.size_bytes for file in files.walk(folder))
+    return SweptFolders(deleted_count, folder_count, size_bytes)
 
 
 def is_in_live_folder(location: str, uri: str) -> bool:

@@ -14,7 +14,7 @@ and two processes never serve one table at a time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -29,6 +29,7 @@ from streamhouse.core.model.lake.facts import LakeRole, LakeState
 from streamhouse.core.model.table import TableInfo
 from streamhouse.lake.commits.committer import IcebergLakeTable, LakeCommit
 from streamhouse.lake.files.live_folders import HANDED_OUT_S, LiveFolders
+from streamhouse.lake.files.parquet_writer import WrittenFile
 from streamhouse.lake.files.position_deletes import (
     WrittenDeletes,
     locate_below,
@@ -68,13 +69,14 @@ class LiveCut(LakeMetadata):
 
     `base_snapshot_id` is the committed snapshot that must stay for readers, None without one. The
     oldest folder of the cut was made at `made_s`: that decides how long the cut is handed out.
-    `rows_written` is the number of rows that this cut has written into files.
+    `rows_written` and `bytes_written` are of the data files that were written for this cut.
     """
 
     end_offsets: Mapping[int, int]
     base_snapshot_id: int | None
     made_s: float
     rows_written: int = 0
+    bytes_written: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +102,10 @@ class _Staged:
 
 
 class LiveLakeTable:
-    """The live cuts of the lake table of a `role`. Not thread-safe: the owner locks."""
+    """The live cuts of the lake table of a `role`. Not thread-safe: the owner locks.
+
+    `before_writing` gets the location of the lake table before each cut that makes folders below.
+    """
 
     def __init__(
         self,
@@ -108,17 +113,14 @@ class LiveLakeTable:
         *,
         role: LakeRole = LakeRole.ROWS,
         limits: PlanLimits = _LIMITS,
+        before_writing: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.role = role
         self.limits = limits
+        self._before_writing = before_writing
         self._lake = lake
         self._cache = LiveFilesCache()
         self._staged: _Staged | None = None
-
-    @property
-    def location(self) -> str | None:
-        """Where the table of the last cut lies: its folders are below."""
-        return None if self._staged is None else self._staged.table.location
 
     def cut(self, served: ServedTable, log: TableReads, *, now_s: float) -> LiveCut:
         """Return the cut with all rows of `served`; the very same one if nothing has changed.
@@ -174,13 +176,14 @@ class LiveLakeTable:
     ) -> LiveCut:
         """Stage what came since the last cut, write the metadata, and return the cut."""
         table = staged.table
+        self._before_writing(table.location)
         folders = LiveFolders(table.location, made_s=now_s)
         table.write_into(folders)
         try:
             if staged.served.info != served.info:
                 table.evolve(served.info)
             plan = _planned(served, table, staged.offsets, self.limits)
-            rows_written = self._write(staged, served, plan, folders, log)
+            written_files = self._write(staged, served, plan, folders, log)
             written = table.write_metadata()
         except BaseException:
             folders.delete(self._lake.files)
@@ -193,7 +196,8 @@ class LiveLakeTable:
             end_offsets=plan.target_offsets,
             base_snapshot_id=table.base_snapshot_id,
             made_s=staged.made_s,
-            rows_written=rows_written,
+            rows_written=sum(file.row_count for file in written_files),
+            bytes_written=sum(file.size_bytes for file in written_files),
         )
         return staged.cut
 
@@ -204,15 +208,15 @@ class LiveLakeTable:
         plan: RoundPlan,
         folders: LiveFolders,
         log: TableReads,
-    ) -> int:
-        """Write and stage the rows of `plan`, if there are any; return their number."""
+    ) -> Sequence[WrittenFile]:
+        """Write and stage the rows of `plan`, if there are any; return the new data files."""
         lake_table = staged.table.lake_table
         is_behind = plan.truncated_offsets != lake_table.truncated_offsets
         expired = list[WrittenDeletes]()
         if not (is_behind or staged.steps):
             expired = self._expired(served, lake_table, folders)
         if not (plan.splits or is_behind or expired):
-            return 0
+            return []
         splits = round_splits(
             plan,
             served.info,
@@ -227,8 +231,9 @@ class LiveLakeTable:
         ]
         is_folded = served.info.is_primary_key_table and self.role is not LakeRole.CHANGES
         check_results(plan, results, table=str(served.info.path), is_folded=is_folded)
-        lake_table.commit(_commit(results, plan, expired, epoch=_epoch(served, lake_table)))
-        return sum(file.row_count for result in results for file in result.files)
+        commit = _commit(results, plan, expired, epoch=_epoch(served, lake_table))
+        lake_table.commit(commit)
+        return commit.files
 
     def _expired(
         self, served: ServedTable, lake_table: IcebergLakeTable, folders: LiveFolders

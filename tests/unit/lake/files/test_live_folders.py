@@ -10,13 +10,14 @@ from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.live_folders import (
     READABLE_S,
     LiveFolders,
+    SweptFolders,
     delete_expired,
-    expired_folders,
     is_in_live_folder,
 )
 from tests.support.object_store import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, ObjectStore
 
 FILES = LakeFilesystem({})
+NOTHING = SweptFolders(0, 0, 0)
 MADE_S = 1_800_000_000
 ID = "0123456789abcdef0123456789abcdef"
 
@@ -41,10 +42,10 @@ def test_a_folder_goes_when_nobody_may_read_it_any_more(tmp_path: Path) -> None:
     for folder in (folders.data, folders.metadata):
         _touch(Path(folder.removeprefix("file://")), "a.parquet")
 
-    kept = delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S)
-    gone = delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S + 1)
+    readable = delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S)
+    expired = delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S + 1)
 
-    assert (kept, gone) == (0, 2)
+    assert (readable, expired) == (SweptFolders(0, 2, 2), SweptFolders(2, 0, 0))
     assert not list(tmp_path.glob("*/live/*"))
 
 
@@ -67,20 +68,23 @@ def test_a_folder_goes_when_nobody_may_read_it_any_more(tmp_path: Path) -> None:
 def test_everything_else_is_left_alone(tmp_path: Path, name: str) -> None:
     _touch(tmp_path, name)
 
-    assert delete_expired(FILES, _location(tmp_path), now_s=MADE_S + 10 * READABLE_S) == 0
+    swept = delete_expired(FILES, _location(tmp_path), now_s=MADE_S + 10 * READABLE_S)
+
+    assert not swept.deleted_count
     assert _files(tmp_path) == {name}
 
 
 def test_an_empty_folder_of_a_killed_build_goes_as_well(tmp_path: Path) -> None:
     (tmp_path / "data" / "live" / f"{MADE_S}-{ID}").mkdir(parents=True)
 
-    assert len(expired_folders(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S + 1)) == 1
-    assert delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S + 1) == 1
+    swept = delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S + 1)
+
+    assert swept == SweptFolders(1, 0, 0)
     assert not list(tmp_path.glob("data/live/*"))
 
 
 def test_a_location_without_any_is_fine(tmp_path: Path) -> None:
-    assert delete_expired(FILES, _location(tmp_path / "none"), now_s=MADE_S) == 0
+    assert delete_expired(FILES, _location(tmp_path / "none"), now_s=MADE_S) == NOTHING
 
 
 def test_a_file_is_known_to_be_in_a_live_folder() -> None:
@@ -97,7 +101,7 @@ def test_a_link_to_a_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data" / "live").mkdir(parents=True)
     (tmp_path / "data" / "live" / f"{MADE_S}-{ID}").symlink_to(tmp_path / "elsewhere")
 
-    assert delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S + 1) == 0
+    assert delete_expired(FILES, _location(tmp_path), now_s=MADE_S + READABLE_S + 1) == NOTHING
     assert _files(tmp_path / "elsewhere") == {"a.parquet"}
 
 
@@ -118,6 +122,8 @@ def test_nothing_is_left_of_a_folder_in_an_object_store() -> None:
             with files.open_output(f"{folder}/a.parquet") as sink:
                 sink.write(b"x")
 
-        assert delete_expired(files, location, now_s=MADE_S + READABLE_S) == 0
-        assert delete_expired(files, location, now_s=MADE_S + READABLE_S + 1) == 2
+        readable = delete_expired(files, location, now_s=MADE_S + READABLE_S)
+        expired = delete_expired(files, location, now_s=MADE_S + READABLE_S + 1)
+
+        assert (readable, expired) == (SweptFolders(0, 2, 2), SweptFolders(2, 0, 0))
         assert files.list_subfolders(f"{location}/data/live") == []
