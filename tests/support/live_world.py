@@ -105,6 +105,24 @@ class LiveWorld:
         answer = await self.http.call("POST", f"/v1/tables/{path}/{kind}", body=body)
         assert answer.status == 200, answer.body
 
+    async def transact(self, *parts: pa.RecordBatch, path: str = "events") -> None:
+        """Append the parts in one transaction."""
+        url = f"/v1/tables/{path}/transactions"
+        begun = await self.http.call("POST", url, json_body={"operation": "append"})
+        url += f"/{begun.json()['transaction_id']}"
+        staged = [
+            await self.http.call(
+                "POST", f"{url}/stage", body=append_body(rows.schema, [(None, 0, rows)])
+            )
+            for rows in parts
+        ]
+        committed = await self.http.call(
+            "POST",
+            f"{url}/commit",
+            json_body={"parts": [answer.json()["part"] for answer in staged]},
+        )
+        assert committed.status == 200, committed.body
+
     async def tier(self, path: str = "events") -> None:
         """Run a round of a table."""
         await asyncio.to_thread(self._tier, path)
