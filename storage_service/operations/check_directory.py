@@ -164,6 +164,7 @@ def _check_table(
     for file in (
         directory.lake_pins_file(info.table_id),
         directory.consumers_file(info.table_id),
+        directory.sidecar_file(info.table_id, "live_places"),
         schemas,
     ):
         try:
