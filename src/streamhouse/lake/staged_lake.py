@@ -29,6 +29,7 @@ from streamhouse.lake.guards.lake_look import is_head_readable
 from streamhouse.lake.guards.table_commits import LakeMetadata
 from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.lake_tables import IcebergLake
+from streamhouse.lake.snapshots._outside_changes import rows_stay_because
 from streamhouse.lake.snapshots.live_files import LiveFilesCache
 from streamhouse.lake.tables._evolution import evolve_lake_table, evolve_partitioning
 
@@ -89,6 +90,7 @@ class StagedTable:
         self.registered = registered
         self.role = opened.role
         self.base_snapshot_id = opened.snapshot_id
+        self._location = opened.iceberg.metadata_location
         self.uuid = opened.uuid
         self.location = opened.iceberg.location()
         self.lake_table = self._reopened(opened, opened.info)
@@ -109,6 +111,19 @@ class StagedTable:
             evolve_lake_table(table, info, role=self.role)
             evolve_partitioning(table, info, role=self.role)
         self.lake_table = self._reopened(self.lake_table, info)
+
+    def was_committed_to(self) -> bool:
+        """Whether the catalog has another state of the table since this was last asked.
+
+        Of tables whose rows only the service may change, nobody else's commit matters.
+        """
+        table = self.lake_table
+        if self.base_snapshot_id is None or rows_stay_because(table.info, self.role):
+            return False
+        with lake_errors(f"open lake table '{table.name}'"):
+            location = self._catalog.current_location(table.iceberg.name())
+        before, self._location = self._location, location
+        return location != before
 
     def write_into(self, folders: LiveFolders) -> None:
         """Have the next files go into `folders`."""

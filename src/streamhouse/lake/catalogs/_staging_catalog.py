@@ -66,6 +66,10 @@ class StagingCatalog:
         catalog = cast(Catalog, self)
         return _StagingTable(table.name(), table.metadata, location, table.io, catalog)
 
+    def current_location(self, identifier: Any) -> str:
+        """Return where the catalog behind has the table's metadata now."""
+        return self._catalog.load_table(identifier).metadata_location
+
     def create_namespace_if_not_exists(self, namespace: Any) -> None:
         """Create the namespace in the catalog behind: it proposes no location without."""
         self._catalog.create_namespace_if_not_exists(namespace)

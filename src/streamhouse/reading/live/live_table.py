@@ -3,6 +3,7 @@
 A cut is a round that is never committed: the same files, deletes and snapshots, in metadata that no
 catalog has. Guarantees:
 - a cut has exactly the rows of the table at the moment of its `ServedTable`
+- a commit of another engine past the service is in the cuts five seconds later
 - each cut is staged on the one before, with only the rows that came since; all is made anew when
   the service registers another snapshot, and before there are many steps or the oldest is old
 - all files lie in the folders of `lake/files/live_folders.py`; a failed cut deletes its own
@@ -49,11 +50,12 @@ from streamhouse.reading.tail.round_planner import (
 )
 from streamhouse.reading.tail.round_splits import check_results, round_splits
 
-__all__ = ["STEPS_MAX", "LiveCut", "LiveLakeTable", "TableReads"]
+__all__ = ["LOOK_S", "STEPS_MAX", "LiveCut", "LiveLakeTable", "TableReads"]
 
 # A cut of more rows takes longer than a reader waits, and a round is due anyway.
 _LIMITS: Final = PlanLimits()
 STEPS_MAX: Final = 16
+LOOK_S: Final = 5.0
 
 
 class TableReads(LogReads, Protocol):
@@ -88,6 +90,7 @@ class _Staged:
     served: ServedTable
     offsets: Mapping[int, int]
     made_s: float
+    looked_s: float
     steps: int = 0
     cut: LiveCut | None = None
 
@@ -95,6 +98,16 @@ class _Staged:
         """Whether its files may still be handed out, and stand on what is registered."""
         is_young = 0 <= now_s - self.made_s < HANDED_OUT_S
         return is_young and self.base == _base_of(served.info, registered)
+
+    def is_last_look_valid(self, *, now_s: float) -> bool:
+        """Look at the catalog now and then; return whether no other engine has committed since.
+
+        A commit through the service's catalog is registered at once.
+        """
+        if now_s < self.looked_s + LOOK_S:
+            return True
+        self.looked_s = now_s
+        return not self.table.was_committed_to()
 
     def has_rows_of(self, served: ServedTable) -> bool:
         """Whether nothing came since the last cut."""
@@ -135,7 +148,10 @@ class LiveLakeTable:
         registered = _registered(served, self.role)
         _check_waiting(served, registered, self.limits)
         staged, self._staged = self._staged, None
-        if staged is not None and not staged.is_current(served, registered, now_s=now_s):
+        if staged is not None and not (
+            staged.is_current(served, registered, now_s=now_s)
+            and staged.is_last_look_valid(now_s=now_s)
+        ):
             staged = None
         if staged is not None and staged.cut is not None and staged.has_rows_of(served):
             self._staged = staged
@@ -169,6 +185,7 @@ class LiveLakeTable:
             served=served,
             offsets=offsets,
             made_s=now_s,
+            looked_s=now_s,
         )
 
     def _advance(

@@ -23,8 +23,9 @@ from streamhouse.lake.commits.orphans import find_orphans
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.lake.staged_lake import StagedLake
-from streamhouse.reading.live.live_table import STEPS_MAX, LiveCut, LiveLakeTable
+from streamhouse.reading.live.live_table import LOOK_S, STEPS_MAX, LiveCut, LiveLakeTable
 from streamhouse.reading.tail.round_planner import PlanLimits
+from tests.support.foreign_deletes import commit_compaction
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.tiering_world import Killed, TieringWorld, dying_at, rows
 
@@ -355,3 +356,44 @@ def test_a_search_for_orphans_leaves_files_of_cuts_alone(world: LiveWorld) -> No
 
     assert orphans == []
     assert ids(cut) == [0, 1, 2, 3]
+
+
+def test_rows_deleted_by_another_engine_are_gone_seconds_later(world: LiveWorld) -> None:
+    world.service.append("db.t", 0, rows(0, 4))
+    world.tiering.tier()
+    world.service.append("db.t", 0, rows(4, 2))
+    assert ids(world.cut()) == [0, 1, 2, 3, 4, 5]
+    world.tiering.lake_table().delete("id = 1")
+
+    cut = world.cut(now_s=NOW_S + LOOK_S)
+
+    assert ids(cut) == [0, 2, 3, 4, 5]
+    assert world.cut(now_s=NOW_S + 2 * LOOK_S) is cut
+
+
+def test_forbidden_changes_by_another_engine_are_not_shown(tmp_path: Path) -> None:
+    with KeyTableWorld(tmp_path) as keys, LiveWorld(keys.tiering) as world:
+        keys.create_key_table()
+        keys.upsert(*({"id": n, "region": "a", "amount": 1.0} for n in range(4)))
+        keys.tiering.tier()
+        keys.tiering.lake_table().delete("id = 1")
+        keys.upsert({"id": 2, "region": "b", "amount": 2.0})
+
+        assert ids(world.cut()) == [0, 1, 2, 3]
+
+
+def test_a_compaction_by_another_engine_is_read_in_place_of_the_registered_snapshot(
+    world: LiveWorld,
+) -> None:
+    world.service.append("db.t", 0, rows(0, 4))
+    world.tiering.tier()
+    table = world.tiering.lake_table()
+    commit_compaction(table)
+    table.refresh()
+    table.maintenance.expire_snapshots().by_id(world.served().lake.snapshot_id or 0).commit()
+    world.service.append("db.t", 0, rows(4, 1))
+
+    cut = world.cut()
+
+    assert ids(cut) == [0, 1, 2, 3, 4]
+    assert cut.base_snapshot_id == table.refresh().metadata.current_snapshot_id
