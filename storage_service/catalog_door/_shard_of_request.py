@@ -1,4 +1,4 @@
-"""Catalog requests that change a table of another shard: the shard of the table answers."""
+"""Catalog requests about a table of another shard: the shard of the table answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ async def handed_on(
 ) -> PeerAnswer | None:
     """Return the answer of the shard with the request's table; None if this shard answers.
 
-    All shards share the catalog, so any shard answers reads. A change of a lake table is checked by
-    the shard of the table.
+    All shards share the catalog, and any shard answers reads of the catalog. The shard of a table
+    checks changes of the lake table, and makes live cuts of the table.
     Raises `ForbiddenError` if the request changes tables of several shards at once.
     """
     shards = service.shards
-    is_read = request.method in ("GET", "HEAD")
-    if shards is None or is_read:
+    # Any shard answers reads of the catalog, and refuses changes of live tables.
+    if shards is None or request.is_read != request.is_live:
         return None
     endpoints = set()
     for path in catalog_tables(request):

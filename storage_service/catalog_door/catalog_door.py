@@ -40,15 +40,21 @@ from streamhouse.core.model.lake.facts import (
 from streamhouse.core.model.table import TablePath
 from streamhouse.core.threads import Pool
 from streamhouse.lake.guards.served_tables import ServedTable
+from streamhouse.storage_service.catalog_door._live_requests import live_part
 from streamhouse.storage_service.catalog_door._shard_of_request import handed_on
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.live.live_cuts import LiveCuts
 from streamhouse.storage_service.live.live_places import LivePlaces
-from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
+from streamhouse.storage_service.rest_catalog.rest_request import (
+    LIVE,
+    LivePart,
+    RestAnswer,
+    RestRequest,
+)
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
 from streamhouse.storage_service.server.doors import Door
-from streamhouse.storage_service.server.http.http_exchange import Body, HttpExchange, short
+from streamhouse.storage_service.server.http.http_exchange import Body, Headers, HttpExchange, short
 from streamhouse.storage_service.server.routes import (
     ANY,
     ANY_TOKEN,
@@ -132,6 +138,12 @@ class CatalogDoor(Door):
         _row("DELETE", "/v1/namespaces/{name}/tables/{table}/metrics", "admin:{name}.{table}"),
         _row(ANY, "/v1/namespaces/{name}/tables/{table}/metrics", "read:{name}.{table}"),
         _row(ANY, "/v1/namespaces/{name}/tables/{table}/credentials", "read:lake"),
+        # The warehouse `live` refuses every change by itself, in a sentence.
+        _row(ANY, "/v1/live/...", ANY_TOKEN),
+        _row(READING, "/v1/live/namespaces", ANY_TOKEN),
+        _row(ANY, "/v1/live/namespaces/{name}/...", "read:{name}.*"),
+        _row(ANY, "/v1/live/namespaces/{name}/tables/{table}/...", "read:{name}.{table}"),
+        _row(ANY, "/v1/live/namespaces/{name}/tables/{table}/credentials", "read:lake"),
         _row(ANY, "/...", "admin:*"),
     )
 
@@ -188,31 +200,46 @@ class CatalogDoor(Door):
             answer = await self._answer_of_any_shard(exchange, request)
         finally:
             self._requests -= 1
-        if request.method == "HEAD" or answer.status == 204:
-            await _answer_empty(exchange, answer.status)
+        headers = [] if answer.etag is None else [(b"etag", answer.etag.encode())]
+        if request.method == "HEAD" or answer.status in (204, 304):
+            await _answer_empty(exchange, answer.status, headers)
         else:
             # Only a few answers are built at once, at most one per thread.
             self._service.answers.hold_built(
                 exchange, len(answer.body), is_done=exchange.is_changing
             )
-            await exchange.answer(answer.status, b"application/json", [answer.body])
+            await exchange.answer(
+                answer.status, b"application/json", [answer.body], headers=headers
+            )
 
     async def _answer_of_any_shard(
         self, exchange: HttpExchange, request: RestRequest
     ) -> RestAnswer:
         of_peer = await handed_on(self._service, exchange, request)
         if of_peer is not None:
-            return RestAnswer(of_peer.status, of_peer.body)
+            return RestAnswer(of_peer.status, of_peer.body, etag=of_peer.etag)
         elsewhere: Mapping[int, TablePath] = {}
-        if self._service.shards is not None and request.method not in ("GET", "HEAD"):
+        if self._service.shards is not None and not (request.is_read or request.is_live):
             elsewhere = await self._service.shards.ids_elsewhere()
         tables = ServiceTables(self._service, elsewhere=elsewhere)
+        live = LivePart()
+        if request.is_live and request.is_read:
+            live = await self._live_part(exchange, request)
         answer = await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._blocking_answer, request, tables
+            self._threads, self._blocking_answer, request, tables, live
         )
         for identifier in answer.committed:
             await self._register_commit(identifier)
         return answer
+
+    async def _live_part(self, exchange: HttpExchange, request: RestRequest) -> LivePart:
+        assert self._live is not None
+        try:
+            return await live_part(self._service, self._live, exchange, request)
+        except StreamhouseError as error:
+            if self._api is None:
+                raise
+            self._api.raise_shown(error)
 
     async def _register_commit(self, identifier: tuple[str, ...]) -> None:
         """Register a commit to a table before the answer, so that readers see the commit."""
@@ -246,17 +273,22 @@ class CatalogDoor(Door):
     def _request(
         self, exchange: HttpExchange, path: str, via: tuple[str, ...], body: bytes
     ) -> RestRequest:
+        segments = tuple(unquote(part) for part in path.split("/"))
+        is_live = segments[0] == LIVE
+        etags = (exchange.header(b"if-none-match") or b"").decode("latin-1").split(",")
         pairs = parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
         delegation = exchange.header(b"x-iceberg-access-delegation") or b""
         return RestRequest(
             method=exchange.method,
-            segments=tuple(unquote(part) for part in path.split("/")),
+            segments=segments[1:] if is_live else segments,
             query=dict(pairs),
             wants_credentials=b"vended-credentials" in delegation
             and exchange.caller.may_read_secrets(),
             sees=exchange.caller.sees_database,
             body=body,
             via=via,
+            etags=tuple(etag.strip().removeprefix("W/") for etag in etags),
+            is_live=is_live,
         )
 
     def _services_passed(self, exchange: HttpExchange) -> tuple[str, ...]:
@@ -281,8 +313,10 @@ class CatalogDoor(Door):
             )
         return passed
 
-    def _blocking_answer(self, request: RestRequest, tables: ServiceTables) -> RestAnswer:
-        return self._opened().answer(request, tables)
+    def _blocking_answer(
+        self, request: RestRequest, tables: ServiceTables, live: LivePart
+    ) -> RestAnswer:
+        return self._opened().answer(request, tables, live)
 
     def _blocking_head(self, table: ServedTable) -> int | None:
         return self._opened().readable_head(table)
@@ -333,6 +367,6 @@ def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
     }
 
 
-async def _answer_empty(exchange: HttpExchange, status: int) -> None:
-    headers = [] if status == 204 else [(b"content-length", b"0")]
-    await exchange.send_whole(status, headers, b"")
+async def _answer_empty(exchange: HttpExchange, status: int, headers: Headers = ()) -> None:
+    length = [] if status in (204, 304) else [(b"content-length", b"0")]
+    await exchange.send_whole(status, [*headers, *length], b"")

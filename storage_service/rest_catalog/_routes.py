@@ -6,8 +6,9 @@ the service's own tables, are in `lake/`.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from streamhouse.lake.guards.table_commits import (
 )
 from streamhouse.storage_service.rest_catalog._catalog_properties import FileAccess
 from streamhouse.storage_service.rest_catalog.rest_request import (
+    LivePart,
     RestAnswer,
     RestRequest,
     page_of,
@@ -49,16 +51,24 @@ def namespace_of(segment: str) -> Identifier:
 
 
 class NamespaceRoutes:
-    """Lists, creates, loads, changes and drops namespaces of one catalog."""
+    """Lists, creates, loads, changes and drops namespaces of one catalog.
 
-    def __init__(self, catalog: OpenCatalog) -> None:
+    `databases` are shown as namespaces, too, whether or not the catalog has them.
+    """
+
+    def __init__(self, catalog: OpenCatalog, databases: Collection[str] = ()) -> None:
         self._catalog = catalog.get()
+        self._databases = databases
 
     def list(self, request: RestRequest) -> RestAnswer:
         """Answer the namespaces directly below `parent`, or at the top level."""
         parent = request.query.get("parent", "")
         parent_parts = namespace_of(parent) if parent else ()
-        namespaces = self._catalog.list_namespaces(parent_parts)
+        if self._is_database_only(parent_parts):
+            return RestAnswer.of({"namespaces": [], "next-page-token": None})
+        namespaces = set(self._catalog.list_namespaces(parent_parts))
+        if not parent_parts:
+            namespaces.update((name,) for name in self._databases)
         if parent_parts and not namespaces and not self._catalog.namespace_exists(parent_parts):
             raise DatabaseNotFoundError(f"namespace '{'.'.join(parent_parts)}' does not exist")
         visible = [
@@ -79,6 +89,8 @@ class NamespaceRoutes:
 
     def load(self, namespace: Identifier) -> RestAnswer:
         """Answer a namespace's properties."""
+        if self._is_database_only(namespace):
+            return RestAnswer.of({"namespace": list(namespace), "properties": {}})
         properties = self._catalog.load_namespace_properties(namespace)
         return RestAnswer.of({"namespace": list(namespace), "properties": dict(properties)})
 
@@ -100,39 +112,60 @@ class NamespaceRoutes:
             {"removed": summary.removed, "updated": summary.updated, "missing": summary.missing}
         )
 
+    def _is_database_only(self, namespace: Identifier) -> bool:
+        """Whether this is a database for which the catalog has no namespace yet."""
+        is_database = len(namespace) == 1 and namespace[0] in self._databases
+        return is_database and not self._catalog.namespace_exists(namespace)
+
 
 class TableRoutes:
-    """Lists, loads, creates, commits to, registers, renames and drops tables of one catalog."""
+    """Lists, loads, creates, commits to, registers, renames and drops tables of one catalog.
 
-    def __init__(self, catalog: OpenCatalog, tables: ServedTables, files: FileAccess) -> None:
+    With `live` the service's own tables are shown as they are now.
+    """
+
+    def __init__(
+        self, catalog: OpenCatalog, tables: ServedTables, files: FileAccess, live: LivePart
+    ) -> None:
+        self._live = live
         self._tables = CatalogTables(catalog.get(), tables)
         self._commits = TableCommits(catalog.get(), tables)
         self._files = files
 
     def list(self, namespace: Identifier, request: RestRequest) -> RestAnswer:
         """Answer the tables of a namespace."""
-        page, token = page_of(
-            [(i[-1], _json_of(i)) for i in self._tables.names(namespace)], request.query
-        )
+        is_database = bool(self._live.databases)
+        identifiers = self._tables.names(namespace, is_database=is_database)
+        names = {i[-1] for i in identifiers if not self._is_owned(i)}.union(self._live.tables)
+        page, token = page_of([(n, _json_of((*namespace, n))) for n in names], request.query)
         return RestAnswer.of({"identifiers": page, "next-page-token": token})
 
     def load(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
-        """Answer a table's metadata and the configuration for file access."""
+        """Answer a table's metadata and the configuration for file access.
+
+        Answers 304 if the caller has the same metadata and configuration.
+        """
         mode = request.query.get("snapshots", "all")
         if mode not in ("all", "refs"):
             raise InvalidRequestError(f"snapshots = '{mode[:20]}' must be all or refs")
-        metadata = self._tables.load(identifier)
-        return self._loaded(metadata, request, only_referenced=mode == "refs")
+        metadata = self._load(identifier)
+        config = self._files.config(with_secrets=request.wants_credentials)
+        etag = _etag(metadata, mode, config)
+        if etag in request.etags:
+            return RestAnswer(304, etag=etag)
+        answer = _metadata_answer(metadata, config=config, only_referenced=mode == "refs")
+        return replace(answer, etag=etag)
 
     def exists(self, identifier: Identifier) -> RestAnswer:
         """Answer 204 if the table exists."""
-        if not self._tables.exists(identifier):
+        is_there = identifier[-1] in self._live.tables
+        if not is_there and (self._is_owned(identifier) or not self._tables.exists(identifier)):
             raise TableNotFoundError(f"lake table '{'.'.join(identifier)}' does not exist")
         return RestAnswer(204)
 
     def credentials(self, identifier: Identifier) -> RestAnswer:
         """Answer the credentials for a table's files."""
-        location = self._tables.load(identifier).table_location
+        location = self._load(identifier).table_location
         return RestAnswer.of({"storage-credentials": self._files.storage_credentials(location)})
 
     def create(self, namespace: Identifier, request: RestRequest) -> RestAnswer:
@@ -200,11 +233,19 @@ class TableRoutes:
         )
         return RestAnswer(204, committed=tuple(identifier for identifier, _ in named))
 
-    def _loaded(
-        self, table: LakeMetadata, request: RestRequest, *, only_referenced: bool = False
-    ) -> RestAnswer:
+    def _is_owned(self, identifier: Identifier) -> bool:
+        return identifier[-1].partition("$")[0] in self._live.owned
+
+    def _load(self, identifier: Identifier) -> LakeMetadata:
+        if self._live.table is not None:
+            return self._live.table
+        if self._is_owned(identifier):
+            raise TableNotFoundError(f"live table '{'.'.join(identifier)}' does not exist")
+        return self._tables.load(identifier)
+
+    def _loaded(self, table: LakeMetadata, request: RestRequest) -> RestAnswer:
         config = self._files.config(with_secrets=request.wants_credentials)
-        return _metadata_answer(table, config=config, only_referenced=only_referenced)
+        return _metadata_answer(table, config=config)
 
 
 def _metadata_answer(
@@ -217,6 +258,14 @@ def _metadata_answer(
     if config is not None:
         parts.append(f'"config":{json.dumps(dict(config))}')
     return RestAnswer(200, ("{" + ",".join(parts) + "}").encode())
+
+
+def _etag(table: LakeMetadata, mode: str, config: Mapping[str, str]) -> str | None:
+    """Return the version of the answer about a table; a metadata file never changes."""
+    if table.metadata_location is None:
+        return None
+    parts = json.dumps([table.metadata_location, mode, sorted(config.items())])
+    return f'"{hashlib.sha256(parts.encode()).hexdigest()[:32]}"'
 
 
 def _identifier_of(value: Any) -> Identifier:

@@ -6,9 +6,10 @@ error to the protocol's form.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NoReturn
 
 from streamhouse.core.errors import (
+    ForbiddenError,
     InvalidNameError,
     NotFoundError,
     StreamhouseError,
@@ -27,10 +28,16 @@ from streamhouse.storage_service.rest_catalog._routes import (
     TableRoutes,
     namespace_of,
 )
-from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
+from streamhouse.storage_service.rest_catalog.rest_request import (
+    LIVE,
+    LivePart,
+    RestAnswer,
+    RestRequest,
+)
 
 __all__ = ["RestCatalogApi"]
 
+_NOTHING: Final = LivePart()
 _NAMESPACE: Final = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE: Final = f"{_NAMESPACE}/tables/{{table}}"
 ENDPOINTS: Final = (
@@ -53,6 +60,11 @@ ENDPOINTS: Final = (
     "POST /v1/{prefix}/transactions/commit",
 )
 """The endpoints announced to clients, in the form of the protocol; this catalog has no prefix."""
+_LIVE_ENDPOINTS: Final = tuple(
+    endpoint
+    for endpoint in ENDPOINTS
+    if endpoint.startswith(("GET", "HEAD")) or endpoint.endswith("/metrics")
+)
 
 
 class RestCatalogApi:
@@ -69,21 +81,30 @@ class RestCatalogApi:
         """Close the catalog's connections."""
         self._open.close()
 
-    def answer(self, request: RestRequest, tables: ServedTables) -> RestAnswer:
-        """Answer one request; `tables` are the service's tables at this time."""
+    def answer(
+        self, request: RestRequest, tables: ServedTables, live: LivePart = _NOTHING
+    ) -> RestAnswer:
+        """Answer one request; `tables` are the service's tables at this time.
+
+        `live` is the service's part of an answer of the warehouse `live`.
+        """
         path = "/".join(request.segments)
         is_change = request.method not in ("GET", "HEAD")
         try:
             # Errors of commits already state whether the outcome is known.
             doing = f"{request.method} {path[:200]}"
             with passed_through(request.via), catalog_errors(doing, is_commit=is_change):
-                return self._answer(request, tables)
+                return self._answer(request, tables, live)
         except StreamhouseError as error:
-            shown = self._hidden.without(error.message)
-            if shown == error.message:
-                raise
-            # Without the cause: the text of the cause has the secret, too.
-            raise type(error)(shown) from None
+            self.raise_shown(error)
+
+    def raise_shown(self, error: StreamhouseError) -> NoReturn:
+        """Raise `error`, without the secrets of the catalog."""
+        shown = self._hidden.without(error.message)
+        if shown == error.message:
+            raise error
+        # Without the cause: the text of the cause has the secret, too.
+        raise type(error)(shown) from None
 
     def staged_lake(self, described: LakeCatalog) -> StagedLake:
         """Return the lake for changes that are never committed; raises as `OpenCatalog.get`."""
@@ -94,14 +115,19 @@ class RestCatalogApi:
         try:
             return readable_head(self._open.get(), table)
         except StreamhouseError as error:
-            raise type(error)(self._hidden.without(error.message)) from None
+            self.raise_shown(error)
 
-    def _answer(self, request: RestRequest, tables: ServedTables) -> RestAnswer:
+    def _answer(self, request: RestRequest, tables: ServedTables, live: LivePart) -> RestAnswer:
         if any("/" in segment for segment in request.segments):
             # Grants are checked by the segments of the path; a name with '/' would evade the check.
             raise InvalidNameError("a namespace or table must not have '/' in its name")
+        if request.is_live and not request.is_read:
+            raise ForbiddenError(
+                f"the warehouse '{LIVE}' only reads: leave `warehouse` out of the client's settings"
+                " to commit to the catalog, and write rows through the streamhouse service"
+            )
         match request.segments:
-            case ("config",):
+            case ("config",) if not request.is_live:
                 return _config(request)
             case ("oauth", "tokens"):
                 raise UnsupportedError(
@@ -109,31 +135,31 @@ class RestCatalogApi:
                     " token of the client)"
                 )
             case ("namespaces", *segments):
-                return self._below_namespaces(request, tables, segments)
+                return self._below_namespaces(request, tables, segments, live)
             case ("tables", "rename") if request.method == "POST":
-                return self._table_routes(tables).rename(request)
+                return self._table_routes(tables, live).rename(request)
             case ("transactions", "commit") if request.method == "POST":
-                return self._table_routes(tables).commit_many(request)
+                return self._table_routes(tables, live).commit_many(request)
         raise _no_route(request)
 
     def _below_namespaces(
-        self, request: RestRequest, tables: ServedTables, segments: list[str]
+        self, request: RestRequest, tables: ServedTables, segments: list[str], live: LivePart
     ) -> RestAnswer:
+        namespaces = NamespaceRoutes(self._open, live.databases)
         if not segments:
-            return _namespaces(NamespaceRoutes(self._open), request)
+            return _namespaces(namespaces, request)
         namespace = namespace_of(segments[0])
         match request.method, segments[1:]:
             case _, [] | ["properties"]:
-                routes = NamespaceRoutes(self._open)
-                return _one_namespace(routes, namespace, request, segments[1:])
+                return _one_namespace(namespaces, namespace, request, segments[1:])
             case "GET", ["tables"]:
-                return self._table_routes(tables).list(namespace, request)
+                return self._table_routes(tables, live).list(namespace, request)
             case "POST", ["tables"]:
-                return self._table_routes(tables).create(namespace, request)
+                return self._table_routes(tables, live).create(namespace, request)
             case "POST", ["register"]:
-                return self._table_routes(tables).register(namespace, request)
+                return self._table_routes(tables, live).register(namespace, request)
             case _, ["tables", table, *tail]:
-                return self._one_table((*namespace, table), request, tables, tail)
+                return self._one_table((*namespace, table), request, tables, tail, live)
             case "GET", ["views"]:
                 return RestAnswer.of({"identifiers": []})
             case "GET" | "HEAD", ["views", view]:
@@ -150,8 +176,9 @@ class RestCatalogApi:
         request: RestRequest,
         tables: ServedTables,
         tail: list[str],
+        live: LivePart,
     ) -> RestAnswer:
-        routes = self._table_routes(tables)
+        routes = self._table_routes(tables, live)
         match request.method, tail:
             case "GET", []:
                 return routes.load(identifier, request)
@@ -168,14 +195,17 @@ class RestCatalogApi:
                 return RestAnswer(204)
         raise _no_route(request)
 
-    def _table_routes(self, tables: ServedTables) -> TableRoutes:
-        return TableRoutes(self._open, tables, self._files)
+    def _table_routes(self, tables: ServedTables, live: LivePart) -> TableRoutes:
+        return TableRoutes(self._open, tables, self._files, live)
 
 
 def _config(request: RestRequest) -> RestAnswer:
     if request.method != "GET":
         raise _no_route(request)
-    return RestAnswer.of({"defaults": {}, "overrides": {}, "endpoints": list(ENDPOINTS)})
+    is_live = request.query.get("warehouse") == LIVE
+    overrides = {"prefix": LIVE} if is_live else {}
+    endpoints = list(_LIVE_ENDPOINTS if is_live else ENDPOINTS)
+    return RestAnswer.of({"defaults": {}, "overrides": overrides, "endpoints": endpoints})
 
 
 def _namespaces(routes: NamespaceRoutes, request: RestRequest) -> RestAnswer:

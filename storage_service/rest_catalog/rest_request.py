@@ -5,13 +5,19 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from streamhouse.core.errors import InvalidRequestError
 
-__all__ = ["RestAnswer", "RestRequest", "page_of", "texts_of"]
+if TYPE_CHECKING:
+    from streamhouse.lake.guards.table_commits import LakeMetadata
+
+__all__ = ["LIVE", "LivePart", "RestAnswer", "RestRequest", "page_of", "texts_of"]
+
+LIVE: Final = "live"
+"""The name of the warehouse that shows live tables, and the prefix of the warehouse's routes."""
 
 _T = TypeVar("_T")
 PAGE_SIZE_DEFAULT: Final = 1_000
@@ -23,7 +29,9 @@ class RestRequest:
     """`segments` are the decoded parts of the path after `/iceberg/v1/`.
 
     `sees` returns whether the caller may see a namespace, by the first part of the name. `via` are
-    the services that the request came through, each with the next service as its catalog.
+    the services that the request came through, each with the next service as its catalog. `etags`
+    are the versions of the table that the caller has. A request of the warehouse `live` has its
+    segments without the prefix.
     """
 
     method: str
@@ -33,6 +41,14 @@ class RestRequest:
     sees: Callable[[str], bool] = lambda _: True
     body: bytes = b""
     via: tuple[str, ...] = ()
+    etags: tuple[str, ...] = ()
+    is_live: bool = False
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the request changes nothing."""
+        is_report = self.segments[4:] == ("metrics",) and self.method == "POST"
+        return is_report or self.method in ("GET", "HEAD")
 
     def json(self) -> dict[str, Any]:
         """Return the body, which must be a JSON object."""
@@ -47,16 +63,33 @@ class RestRequest:
         return value
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePart:
+    """The service's part of an answer of the warehouse `live`; the catalog answers the rest.
+
+    `databases` may lack a namespace in the catalog. `tables` are the lake tables of the requested
+    namespace or table, and `owned` the tables of which the list is complete. `table` is the live
+    cut of the requested table.
+    """
+
+    databases: Collection[str] = ()
+    tables: Collection[str] = ()
+    owned: Collection[str] = ()
+    table: LakeMetadata | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RestAnswer:
-    """A status and, unless the status is 204, a JSON body.
+    """A status and, unless the status is 204 or 304, a JSON body.
 
-    `committed` are the tables with a commit by the request.
+    `committed` are the tables with a commit by the request. `etag` names the version of a loaded
+    table.
     """
 
     status: int
     body: bytes = b""
     committed: tuple[tuple[str, ...], ...] = ()
+    etag: str | None = None
 
     @classmethod
     def of(cls, value: Any, *, status: int = 200) -> RestAnswer:

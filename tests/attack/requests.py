@@ -256,6 +256,15 @@ _CATALOG_ROUTES: Final = (
     ("DELETE", "/namespaces/default/tables/{table}"),
     ("GET", "/namespaces/default/tables/{table}/credentials"),
     ("POST", "/namespaces/default/tables/{table}/metrics"),
+    ("GET", "/live/namespaces"),
+    ("GET", "/live/namespaces/{id}"),
+    ("GET", "/live/namespaces/default/tables"),
+    ("GET", "/live/namespaces/default/tables/{table}"),
+    ("HEAD", "/live/namespaces/default/tables/{table}"),
+    ("GET", "/live/namespaces/default/tables/{table}/credentials"),
+    ("POST", "/live/namespaces/default/tables/{table}"),
+    ("POST", "/live/namespaces/default/tables"),
+    ("DELETE", "/live/namespaces/default/tables/{table}"),
 )
 
 

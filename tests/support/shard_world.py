@@ -84,7 +84,9 @@ class ShardWorld:
         )
         if self.loses_answers and request.method != "GET":
             raise UnknownOutcomeError(f"{endpoint} did not answer")
-        return PeerAnswer(answer.status, "application/json", answer.body)
+        return PeerAnswer(
+            answer.status, "application/json", answer.body, answer.headers.get("etag")
+        )
 
     @contextlib.asynccontextmanager
     async def shard(

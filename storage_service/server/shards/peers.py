@@ -31,7 +31,12 @@ _TIMEOUT_S: Final = 30.0
 _THREADS: Final = 8
 _ANSWER_BYTES_MAX: Final = 256 << 20
 _READS: Final = ("GET", "HEAD")
-_PASSED_ON: Final = (b"authorization", b"content-type", b"x-iceberg-access-delegation")
+_PASSED_ON: Final = (
+    b"authorization",
+    b"content-type",
+    b"if-none-match",
+    b"x-iceberg-access-delegation",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,7 @@ class PeerAnswer:
     status: int
     content_type: str
     body: bytes
+    etag: str | None = None
 
 
 class HttpPeers:
@@ -121,6 +127,7 @@ def _ask(endpoint: str, request: PeerRequest) -> PeerAnswer:
             answer = connection.getresponse()
             body = answer.read(_ANSWER_BYTES_MAX + 1)
             content_type = answer.getheader("content-type") or "application/json"
+            etag = answer.getheader("etag")
         except (OSError, http.client.HTTPException) as error:
             kind = UnavailableError if request.method in _READS else UnknownOutcomeError
             raise kind(f"the shard at {endpoint} did not answer: {error}") from error
@@ -129,7 +136,7 @@ def _ask(endpoint: str, request: PeerRequest) -> PeerAnswer:
     if len(body) > _ANSWER_BYTES_MAX:
         kind = UnavailableError if request.method in _READS else UnknownOutcomeError
         raise kind(f"the shard at {endpoint} answers more than is handed on")
-    return PeerAnswer(answer.status, content_type, body)
+    return PeerAnswer(answer.status, content_type, body, etag)
 
 
 def _connection(endpoint: str, *, timeout_s: float) -> http.client.HTTPConnection:

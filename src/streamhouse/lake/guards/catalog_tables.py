@@ -40,8 +40,14 @@ class CatalogTables:
         self._catalog = catalog
         self._tables = tables
 
-    def names(self, namespace: Identifier) -> list[Identifier]:
-        """Return the identifiers of the tables of a namespace, which must be there."""
+    def names(self, namespace: Identifier, *, is_database: bool = False) -> list[Identifier]:
+        """Return the identifiers of the tables of a namespace.
+
+        The namespace must be there, unless it `is_database` of the service: the namespace of a
+        database comes with the first round.
+        """
+        if is_database and not self._catalog.namespace_exists(namespace):
+            return []
         identifiers = self._catalog.list_tables(namespace)
         if not identifiers:
             # Raises for a missing namespace.

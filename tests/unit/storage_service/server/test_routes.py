@@ -126,6 +126,11 @@ def test_a_path_that_can_be_no_tables_is_refused() -> None:
         ("POST", "/iceberg/v1/namespaces/db/tables/t/metrics", Level.READ, "db.t"),
         ("GET", "/iceberg/v1/namespaces/db/tables/t/credentials", Level.READ, "lake"),
         ("DELETE", "/iceberg/v1/namespaces/db/tables/t", Level.ADMIN, "db.t"),
+        ("GET", "/iceberg/v1/live/namespaces", Level.READ, None),
+        ("GET", "/iceberg/v1/live/namespaces/db/tables", Level.READ, "db.*"),
+        ("GET", "/iceberg/v1/live/namespaces/db/tables/t", Level.READ, "db.t"),
+        ("GET", "/iceberg/v1/live/namespaces/db/tables/t/credentials", Level.READ, "lake"),
+        ("GET", "/iceberg/v1/namespaces/live/tables/t", Level.READ, "live.t"),
     ],
 )
 def test_what_a_route_needs(method: str, path: str, level: Level, scope: str | None) -> None:
