@@ -54,6 +54,8 @@ class IcebergLake:
         self._lock = threading.Lock()
         self._described = catalog
         self._catalog = opened
+        # A borrowed one may keep its changes to itself: the log does not tell them.
+        self._is_own_catalog = opened is None
         # By lake table: a long-lived worker reads each manifest once.
         self._live_files: OrderedDict[UUID, LiveFilesCache] = OrderedDict()
 
@@ -185,12 +187,13 @@ class IcebergLake:
         """Rename the lake table of a dropped table; its rows stay readable under the new name."""
         namespace, name = found.name()
         aside = f"{name}__dropped_{found.metadata.properties[owner_property]}"
-        _logger.warning(
-            "event=lake_table_put_aside lake_table=%s.%s new_name=%s.%s"
-            " why='it holds rows of a table that was dropped'",
-            *(namespace, name, namespace, aside),
-        )
         catalog.rename_table((namespace, name), (namespace, aside))
+        if self._is_own_catalog:
+            _logger.warning(
+                "event=lake_table_put_aside lake_table=%s.%s new_name=%s.%s"
+                " why='it holds rows of a table that was dropped'",
+                *(namespace, name, namespace, aside),
+            )
 
     def _check_owner(
         self,

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from streamhouse.core.errors import (
-    HistoryDivergedError,
     OffsetOutOfRangeError,
     TableNotFoundError,
     UnavailableError,
@@ -144,7 +143,7 @@ class LiveLakeTable:
             UnavailableError: more rows wait for a round than a cut may have.
             StreamhouseError: the lake table cannot be read, as in a union read.
         """
-        _refuse_diverged(served)
+        served.lake.refuse_diverged(served.info.path)
         registered = _registered(served, self.role)
         _check_waiting(served, registered, self.limits)
         staged, self._staged = self._staged, None
@@ -287,11 +286,6 @@ def _commit(
         truncated_offsets=plan.truncated_offsets,
         epoch=epoch,
     )
-
-
-def _refuse_diverged(served: ServedTable) -> None:
-    if served.lake.diverged:
-        raise HistoryDivergedError(served.lake.diverged)
 
 
 def _registered(served: ServedTable, role: LakeRole) -> LakeState:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import (
     BucketNotFoundError,
-    HistoryDivergedError,
     InvalidRequestError,
     OffsetOutOfRangeError,
 )
@@ -165,11 +164,8 @@ def refuse_diverged(state: TableState, *, part: str) -> None:
     """Raise `HistoryDivergedError` if lake and log have other histories, unless the read needs one
     tier.
     """
-    if state.lake.diverged and part not in (LAKE, LOG):
-        path = state.table.path
-        raise HistoryDivergedError(
-            f"{state.lake.diverged}. '{path}$lake' and '{path}$log' can be read, each by itself"
-        )
+    if part not in (LAKE, LOG):
+        state.lake.refuse_diverged(state.table.path)
 
 
 def _lake_end(state: TableState, bucket: int, part: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.errors import HistoryDivergedError, InvalidRequestError
 from streamhouse.core.model.offsets import buckets_to_json, offsets_from_json
 from streamhouse.core.model.schema import (
     BUCKET_COLUMN,
@@ -216,6 +216,13 @@ class LakeState:
     altered_in_epoch: int = 0
     fingerprints: Mapping[int, str] = field(default_factory=dict)
     diverged: str = ""
+
+    def refuse_diverged(self, path: object) -> None:
+        """Raise `HistoryDivergedError` if the lake of the table at `path` has another history."""
+        if self.diverged:
+            raise HistoryDivergedError(
+                f"{self.diverged}. '{path}$lake' and '{path}$log' can be read, each by itself"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
