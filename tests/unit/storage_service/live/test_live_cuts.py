@@ -143,6 +143,23 @@ async def test_the_snapshot_below_a_cut_is_pinned_with_few_writes(tmp_path: Path
         assert [pin["snapshot_id"] for pin in answer.json()["pins"]] == [str(snapshot_id)]
 
 
+async def test_with_too_many_pins_the_age_of_snapshots_must_keep_them(tmp_path: Path) -> None:
+    async with live_world(tmp_path) as world:
+        await world.http.create_table()
+        short = {"table.datalake.snapshot.max-age": "1m"}
+        for start in (0, 3):
+            await world.write("append", event_rows(start, start + 3))
+            await world.tier()
+            world.table().lake_pins._owner_pins_max = 1
+            assert await world.rows() == _events((0, start + 3))
+        assert len(world.table().lake_pins.current()) == 1
+
+        path = TablePath.parse("events")
+        await world.service.manager.alter_properties(path, updates=short, removals=())
+        with pytest.raises(OverloadedError, match="has its limit of 1 lake pins"):
+            await world.cut()
+
+
 async def test_old_folders_are_deleted_also_of_earlier_processes(tmp_path: Path) -> None:
     async with live_world(tmp_path) as world:
         await world.http.create_table()
