@@ -6,8 +6,11 @@ does the adding. `nyc.planes` gets partial updates: the day a plane was last see
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 
+import pyarrow as pa
 from flights import load_airlines, load_planes
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -159,13 +162,34 @@ def read_with_duckdb() -> None:
     console.print(shown)
 
 
+def read_live_with_duckdb() -> None:
+    """Write a row and read it with DuckDB the moment after: no round has moved it into the lake."""
+    import duckdb
+
+    duck = duckdb.connect()
+    load_extensions(duck)
+    endpoint = os.environ["STREAMHOUSE_ENDPOINT"]
+    duck.execute(
+        f"ATTACH 'live' AS live (TYPE ICEBERG, ENDPOINT '{endpoint}/iceberg',"
+        " AUTHORIZATION_TYPE 'none')"
+    )
+    with streamhouse.StreamhouseClient() as client:
+        written = time.perf_counter()
+        client.upsert(AIRLINES, pa.table({"carrier": ["ZZ"], "name": ["Zeppelin Express"]}))
+    row = duck.execute("SELECT name FROM live.nyc.airlines WHERE carrier = 'ZZ'").fetchone()
+    took_ms = 1000 * (time.perf_counter() - written)
+    if row != ("Zeppelin Express",):
+        raise SystemExit(f"DuckDB reads {row} instead of the row just written: this is a bug")
+    console.print(f"DuckDB reads airline {row[0]}, {took_ms:.0f} ms after the write began")
+
+
 def load_extensions(duck: object) -> None:
-    """Load DuckDB's Iceberg extension from its wheel; `INSTALL iceberg` does it with internet."""
+    """Load DuckDB's extensions from their wheels; `INSTALL iceberg` does it with internet."""
     import importlib.resources
 
     import duckdb
 
-    for name in ("avro", "iceberg"):
+    for name in ("avro", "httpfs", "iceberg"):
         files = importlib.resources.files(f"duckdb_extension_{name}")
         path = files / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
         duck.load_extension(str(path))  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ Run by `make quickstart`. It starts everything it needs in a temporary directory
    the flights of December; each micro-batch updates planes and delays, exactly once
 8. rows are looked up by key, changes are read, and all of it is checked against a full count
 9. the primary key tables are tiered too, and DuckDB reads them from Iceberg
+10. DuckDB reads a row that was written a moment before, from the live catalog
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from key_tables import (
     check_delays,
     create_delays,
     look_up,
+    read_live_with_duckdb,
     read_with_duckdb,
     show_changes,
     write_airlines_and_planes,
@@ -77,6 +79,8 @@ def main() -> None:
             with step("Primary key tables are Iceberg tables too"):
                 run_command("tier", "--once", *tables_named(AIRLINES, PLANES, DELAYS))
                 read_with_duckdb()
+            with step("DuckDB sees a row that was written a moment before"):
+                read_live_with_duckdb()
             with step("What is where"):
                 run_command("tables")
     console.print(f"\n[bold]Everything stopped after {time.perf_counter() - started:.0f} s.[/]")

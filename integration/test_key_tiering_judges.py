@@ -1,8 +1,8 @@
 """Lake tables of primary key tables judged by stock pyiceberg, DuckDB and Iceberg Java.
 
 Each table goes through rounds of upserts, deletes, reinserts, moves between lake partitions and
-idle buckets; after each, every judge must find the rows of a dict. Every type, nulls, simple and
-composite keys, both changelog images.
+idle buckets; before and after each, live and in the lake, every judge must find the rows of a dict.
+Every type, nulls, simple and composite keys, both changelog images.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import StaticTable
 
 from integration.judges.duckdb_read import connect
 from integration.judges.engines import read_many_with_spark35
 from integration.judges.every_type import SCHEMA, plain, row
 from streamhouse.client import StorageClient
+from tests.support.live_tables import live_catalog
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -59,7 +61,7 @@ def _row(number: int, version: int) -> dict[str, Any]:
 
 @dataclass
 class State:
-    """A table after a round: where its metadata is, and the rows it must have."""
+    """A table: where its metadata is, and the rows it must have."""
 
     location: str
     rows: list[dict[str, Any]]
@@ -67,13 +69,14 @@ class State:
 
 @dataclass
 class History:
-    """A table, the dict it must equal, and its states so far."""
+    """A table, the dict it must equal, its states after rounds, and its live ones before them."""
 
     client: StorageClient
     catalog: SqlCatalog
     case: Case
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     states: list[State] = field(default_factory=list)
+    live_states: list[State] = field(default_factory=list)
 
     def upsert(self, numbers: Sequence[int], version: int) -> None:
         rows = [_row(number, version) for number in numbers]
@@ -88,10 +91,13 @@ class History:
             self.rows.pop(number, None)
 
     def tier(self) -> None:
+        self.live_states.append(self._state(live_catalog(self.client.endpoint)))
         tier_once(self.client, self.case.name)
-        location = self.catalog.load_table(("default", self.case.name)).metadata_location
-        rows = [self.rows[number] for number in sorted(self.rows)]
-        self.states.append(State(location, plain(rows)))
+        self.states.append(self._state(self.catalog))
+
+    def _state(self, catalog: Catalog) -> State:
+        location = catalog.load_table(("default", self.case.name)).metadata_location
+        return State(location, plain([self.rows[number] for number in sorted(self.rows)]))
 
     def live(self) -> None:
         """Play the table's life."""
@@ -162,13 +168,17 @@ def test_stock_pyiceberg_reads_what_a_dict_holds(histories: dict[str, History], 
         scan = table.scan(snapshot_id=snapshot.snapshot_id, selected_fields=tuple(KEYED.names))
         rows = sorted(scan.to_arrow().to_pylist(), key=lambda r: (r["id"], r["kind"]))
         assert plain(rows) == state.rows
+    for state in history.live_states:
+        scan = StaticTable.from_metadata(state.location).scan(selected_fields=tuple(KEYED.names))
+        rows = sorted(scan.to_arrow().to_pylist(), key=lambda r: (r["id"], r["kind"]))
+        assert plain(rows) == state.rows
 
 
 @pytest.mark.end_to_end
 def test_duckdb_reads_what_a_dict_holds(histories: dict[str, History]) -> None:
     with connect() as connection:
         for history in histories.values():
-            for state in history.states:
+            for state in (*history.states, *history.live_states):
                 scan = f"iceberg_scan('{state.location.removeprefix('file://')}')"
                 found = (
                     connection.execute(ALL.replace("lake_table", scan)).to_arrow_table().to_pylist()
@@ -178,8 +188,10 @@ def test_duckdb_reads_what_a_dict_holds(histories: dict[str, History]) -> None:
 
 @pytest.mark.judge
 def test_iceberg_java_reads_what_a_dict_holds(histories: dict[str, History]) -> None:
-    # A second or more a query: a state with everything in it, and the last.
-    states = [state for h in histories.values() for state in (h.states[2], h.states[-1])]
+    # A second or more a query: those with everything in them, and the last.
+    states = [
+        state for h in histories.values() for of in (h.states, h.live_states) for state in of[2::3]
+    ]
 
     answers = read_many_with_spark35([(state.location, ALL) for state in states])
 

@@ -21,7 +21,7 @@ from integration.judges.json_rows import to_json
 from integration.judges.spark35_read import iceberg_jar
 
 
-def session(scratch: str, *, uri: str, token: str) -> SparkSession:
+def session(scratch: str, *, uri: str, token: str, warehouse: str = "") -> SparkSession:
     """A session with the REST catalog `lake` and Iceberg's SQL extensions."""
     builder = SparkSession.builder.master("local[2]").config("spark.jars", iceberg_jar())
     for key, value in {
@@ -38,6 +38,7 @@ def session(scratch: str, *, uri: str, token: str) -> SparkSession:
         "spark.sql.catalog.lake.type": "rest",
         "spark.sql.catalog.lake.uri": uri,
         "spark.sql.catalog.lake.token": token,
+        "spark.sql.catalog.lake.warehouse": warehouse,
         "spark.sql.catalog.lake.cache-enabled": "false",
     }.items():
         builder = builder.config(key, value)

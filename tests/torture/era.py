@@ -34,6 +34,7 @@ from tests.torture.follower import Follower
 from tests.torture.held_positions import PositionHolder
 from tests.torture.key_writers import KeyTransactionWriter
 from tests.torture.ledger import KeyLedger
+from tests.torture.live import LiveChecker
 from tests.torture.outside import Engine
 from tests.torture.tables import BUCKETS, Checker, CutChecker, create_tables, places
 from tests.torture.writers import PATIENCE_S, Gate, TransactionWriter, Writer
@@ -178,7 +179,8 @@ class Era:
 
     def _follow(self, checker: Checker) -> None:
         """Follow the tables that keep their whole log."""
-        if checker.table not in ("log", "keys", "sums", "key_transactions"):
+        is_followed = checker.table in ("log", "keys", "sums", "key_transactions")
+        if not is_followed or isinstance(checker, LiveChecker):
             return
         if isinstance(checker, LogChecker):
             image, judge = checker.image, None

@@ -43,6 +43,11 @@ class AppendLedger:
             taken, self.acknowledged = self.acknowledged, {}
             return taken
 
+    def untaken(self) -> set[RowId]:
+        """Return the rows that `take_acknowledged` would, and leave them."""
+        with self._lock:
+            return set(self.acknowledged)
+
     def newest(self) -> int:
         """Return the highest number of a row ever sent, 0 before the first."""
         with self._lock:

@@ -25,6 +25,7 @@ from tests.torture.key_writers import (
     VersionedWriter,
 )
 from tests.torture.ledger import AppendLedger, KeyLedger, SchemaLedger
+from tests.torture.live import LiveChecker
 from tests.torture.outside import (
     OutsideCompactor,
     OutsideDeleter,
@@ -182,28 +183,37 @@ def _outside_places() -> Iterator[Place]:
 def _lasting_places() -> Iterator[Place]:
     for name in ("log", "lake_log"):
         rows = AppendLedger()
-        yield Place(LogChecker(name, rows), name, Appender, rows, 2)
+        yield from _judged(LogChecker(name, rows), Appender, rows)
         yield Place(None, name, ImpatientAppender, rows, 1)
     for name in ("keys", "lake_keys"):
         keys = KeyLedger()
-        yield Place(KeyChecker(name, keys), name, KeyWriter, keys, 2)
+        yield from _judged(KeyChecker(name, keys), KeyWriter, keys)
     for name in ("lake_log", "lake_keys"):
         columns = SchemaLedger()
         yield Place(SchemaChecker(name, columns), name, SchemaChanger, columns, 1)
     rows = AppendLedger()
-    yield Place(
-        TransactionChecker("transactions", rows), "transactions", TransactionWriter, rows, 2
-    )
+    yield from _judged(TransactionChecker("transactions", rows), TransactionWriter, rows)
     rows = AppendLedger()
     yield Place(OverwriteChecker("overwritten", rows), "overwritten", Overwriter, rows, 1)
     name, keys = "key_transactions", KeyLedger()
-    yield Place(KeyTransactionChecker(name, keys), name, KeyTransactionWriter, keys, 2)
+    yield from _judged(KeyTransactionChecker(name, keys), KeyTransactionWriter, keys)
     name, generations = "recreated", GenerationLedger()
     yield Place(GenerationChecker(name, generations), name, Recreator, generations, 1)
     yield Place(None, name, PositionHolder, generations, 2)
     for name, kind in (("sums", AddingWriter), ("versioned", VersionedWriter)):
         keys = KeyLedger()
         yield Place(KeyChecker(name, keys), name, kind, keys, 1)
+
+
+def _judged(
+    checker: LogChecker | TransactionChecker | KeyChecker,
+    writer: type[Writer],
+    ledger: AppendLedger | KeyLedger,
+) -> Iterator[Place]:
+    """Yield two writers of a table, judged by the log, and by the live table if it has a lake."""
+    yield Place(checker, checker.table, writer, ledger, 2)
+    if checker.table not in ("log", "keys"):
+        yield Place(LiveChecker(checker), checker.table, writer, ledger, 0)
 
 
 def _aging_places() -> Iterator[Place]:
