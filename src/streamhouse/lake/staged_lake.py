@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final, cast
+from uuid import UUID, uuid5
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.serializers import ToOutputFile
@@ -19,7 +20,7 @@ from pyiceberg.table.update import SetSnapshotRefUpdate, update_table_metadata
 
 from streamhouse.core.errors import UnavailableError
 from streamhouse.core.model.lake.coverage import CoveredOffsets
-from streamhouse.core.model.lake.facts import LakeCatalog, LakeRole, LakeState
+from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog, LakeRole, LakeState
 from streamhouse.core.model.table import TableInfo
 from streamhouse.lake.catalogs._staging_catalog import StagingCatalog
 from streamhouse.lake.commits.committer import IcebergLakeTable
@@ -37,6 +38,8 @@ __all__ = ["StagedLake", "StagedTable"]
 
 Compare = Callable[[CoveredOffsets], object]
 _FIRST_VERSION: Final = 0
+_SHOWN: Final = UUID("6f0c1f0e-7a53-4c0b-9a86-3a4f5f6f2d11")
+"""The namespace of the identities of live tables."""
 
 
 class StagedLake:
@@ -68,7 +71,11 @@ class StagedLake:
             registered = LakeState(role=role, tiered_offsets=beginning)
         with lake_errors(f"read lake table '{opened.name}'"):
             _set_head(opened, registered, compare)
-        return StagedTable(opened, catalog, registered=registered, cache=cache)
+        service_id = self._described.properties.get(SERVICE_ID_PROPERTY, "")
+        shown_uuid = uuid5(_SHOWN, f"{service_id}/{info.table_id}/{role}")
+        return StagedTable(
+            opened, catalog, registered=registered, cache=cache, shown_uuid=shown_uuid
+        )
 
 
 class StagedTable:
@@ -84,14 +91,15 @@ class StagedTable:
         *,
         registered: LakeState,
         cache: LiveFilesCache,
+        shown_uuid: UUID,
     ) -> None:
         self._catalog = catalog
+        self._shown_uuid = shown_uuid
         self._cache = cache
         self.registered = registered
         self.role = opened.role
         self.base_snapshot_id = opened.snapshot_id
         self._location = opened.iceberg.metadata_location
-        self.uuid = opened.uuid
         self.location = opened.iceberg.location()
         self.lake_table = self._reopened(opened, opened.info)
 
@@ -134,7 +142,9 @@ class StagedTable:
 
         It has the current snapshot alone, dated to the table's creation. DuckDB reads the last
         snapshot that is not younger than its transaction: a snapshot that was made for a load is
-        always younger, and an older one would be read in its place.
+        always younger, and an older one would be read in its place. The identity stays for the life
+        of the streamhouse table, also when the first round creates the lake table: engines refuse a
+        loaded table whose identity changes.
         """
         table = self.lake_table.iceberg
         metadata = self._shown()
@@ -158,7 +168,12 @@ class StagedTable:
                 "refs": {MAIN_BRANCH: metadata.refs[MAIN_BRANCH]},
                 "statistics": [s for s in metadata.statistics if s.snapshot_id == snapshot_id],
             }
-        others = {"partition_statistics": [], "metadata_log": [], "last_updated_ms": created_ms}
+        others = {
+            "table_uuid": self._shown_uuid,
+            "partition_statistics": [],
+            "metadata_log": [],
+            "last_updated_ms": created_ms,
+        }
         return metadata.model_copy(update=alone | others)
 
 

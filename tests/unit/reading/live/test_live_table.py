@@ -397,3 +397,16 @@ def test_a_compaction_by_another_engine_is_read_in_place_of_the_registered_snaps
 
     assert ids(cut) == [0, 1, 2, 3, 4]
     assert cut.base_snapshot_id == table.refresh().metadata.current_snapshot_id
+
+
+def test_the_identity_of_a_table_stays_over_rounds_and_new_beginnings(world: LiveWorld) -> None:
+    world.service.append("db.t", 0, rows(0, 3))
+    cuts = [world.cut(), world.cut(now_s=NOW_S + 900)]
+    world.tiering.tier()
+    cuts.append(world.cut(now_s=NOW_S + 900))
+    world.service.drop_table("db.t")
+    world.tiering.create_table(bucket_count=2)
+    made_again = world.cut(now_s=NOW_S + 900)
+
+    assert len({cut.metadata.table_uuid for cut in cuts}) == 1
+    assert made_again.metadata.table_uuid != cuts[0].metadata.table_uuid
