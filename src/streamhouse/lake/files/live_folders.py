@@ -62,7 +62,8 @@ def delete_expired(files: LakeFilesystem, location: str, *, now_s: float) -> Swe
     """
     deleted_count = folder_count = size_bytes = 0
     for parent in _PARENTS:
-        for folder in files.list_subfolders(f"{location.rstrip('/')}/{parent}"):
+        place, count_before = f"{location.rstrip('/')}/{parent}", folder_count
+        for folder in files.list_subfolders(place):
             name = _NAME.fullmatch(folder.rsplit("/", 1)[-1])
             if name is None:
                 continue
@@ -71,7 +72,9 @@ def delete_expired(files: LakeFilesystem, location: str, *, now_s: float) -> Swe
                 deleted_count += 1
             else:
                 folder_count += 1
-                size_bytes += sum(file.size_bytes for file in files.walk(folder))
+        if folder_count > count_before:
+            # One listing: a store takes a request for each folder, and there may be thousands.
+            size_bytes += sum(file.size_bytes for file in files.walk(place))
     return SweptFolders(deleted_count, folder_count, size_bytes)
 
 
