@@ -26,7 +26,7 @@ async def live_part(
             return LivePart(databases=await _databases(service))
         case ("namespaces", database, "tables"):
             return await _tables_of(service, database)
-        case ("namespaces", _, "tables", name, *tail) if tail in ([], ["credentials"]):
+        case ("namespaces", _, "tables", name, *tail) if tail in ([], ["credentials"], ["plan"]):
             return await _one_table(service, cuts, exchange, request, name)
     return LivePart()
 
@@ -41,7 +41,7 @@ async def _one_table(
             # The catalog may have a table of this name that is none of the service.
             continue
         roles = _roles(info)
-        if name in roles and request.method == "GET":
+        if name in roles and request.method in ("GET", "POST"):
             return LivePart(table=await cuts.cut(exchange, path, roles[name]))
         return LivePart(tables=roles, owned=(path.table,))
     return LivePart()

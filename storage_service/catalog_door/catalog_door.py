@@ -137,6 +137,9 @@ class CatalogDoor(Door):
         _row(ANY, "/v1/namespaces/{name}/tables/{table}/...", "write:{name}.{table}"),
         _row("DELETE", "/v1/namespaces/{name}/tables/{table}/metrics", "admin:{name}.{table}"),
         _row(ANY, "/v1/namespaces/{name}/tables/{table}/metrics", "read:{name}.{table}"),
+        _row(ANY, "/v1/namespaces/{name}/tables/{table}/plan", "read:{name}.{table}"),
+        _row(ANY, "/v1/namespaces/{name}/tables/{table}/plan/{id}", "read:{name}.{table}"),
+        _row(ANY, "/v1/namespaces/{name}/tables/{table}/tasks", "read:{name}.{table}"),
         _row(ANY, "/v1/namespaces/{name}/tables/{table}/credentials", "read:lake"),
         # The warehouse `live` refuses every change by itself, in a sentence.
         _row(ANY, "/v1/live/...", ANY_TOKEN),

@@ -156,6 +156,17 @@ class TableRoutes:
         answer = _metadata_answer(metadata, config=config, only_referenced=mode == "refs")
         return replace(answer, etag=etag)
 
+    def plan(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
+        """Answer the files that a scan needs; see `planned_scan`."""
+        shown = self._live.table
+        if shown is None:
+            self._check_not_owned(identifier)
+        plan = self._tables.planned(identifier, request.json(), shown=shown)
+        if request.wants_credentials:
+            location = self._load(identifier).table_location
+            plan["storage-credentials"] = self._files.storage_credentials(location)
+        return RestAnswer.of(plan)
+
     def exists(self, identifier: Identifier) -> RestAnswer:
         """Answer 204 if the table exists."""
         is_there = identifier[-1] in self._live.tables
@@ -239,9 +250,12 @@ class TableRoutes:
     def _load(self, identifier: Identifier) -> LakeMetadata:
         if self._live.table is not None:
             return self._live.table
+        self._check_not_owned(identifier)
+        return self._tables.load(identifier)
+
+    def _check_not_owned(self, identifier: Identifier) -> None:
         if self._is_owned(identifier):
             raise TableNotFoundError(f"live table '{'.'.join(identifier)}' does not exist")
-        return self._tables.load(identifier)
 
     def _loaded(self, table: LakeMetadata, request: RestRequest) -> RestAnswer:
         config = self._files.config(with_secrets=request.wants_credentials)

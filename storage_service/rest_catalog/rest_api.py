@@ -56,6 +56,7 @@ ENDPOINTS: Final = (
     f"DELETE {_TABLE}",
     f"GET {_TABLE}/credentials",
     f"POST {_TABLE}/metrics",
+    f"POST {_TABLE}/plan",
     "POST /v1/{prefix}/tables/rename",
     "POST /v1/{prefix}/transactions/commit",
 )
@@ -63,7 +64,7 @@ ENDPOINTS: Final = (
 _LIVE_ENDPOINTS: Final = tuple(
     endpoint
     for endpoint in ENDPOINTS
-    if endpoint.startswith(("GET", "HEAD")) or endpoint.endswith("/metrics")
+    if endpoint.startswith(("GET", "HEAD")) or endpoint.endswith(("/metrics", "/plan"))
 )
 
 
@@ -89,11 +90,10 @@ class RestCatalogApi:
         `live` is the service's part of an answer of the warehouse `live`.
         """
         path = "/".join(request.segments)
-        is_change = request.method not in ("GET", "HEAD")
         try:
             # Errors of commits already state whether the outcome is known.
             doing = f"{request.method} {path[:200]}"
-            with passed_through(request.via), catalog_errors(doing, is_commit=is_change):
+            with passed_through(request.via), catalog_errors(doing, is_commit=not request.is_read):
                 return self._answer(request, tables, live)
         except StreamhouseError as error:
             self.raise_shown(error)
@@ -193,6 +193,15 @@ class RestCatalogApi:
             case "POST", ["metrics"]:
                 request.json()
                 return RestAnswer(204)
+            case "POST", ["plan"]:
+                return routes.plan(identifier, request)
+            case "DELETE", ["plan", _]:
+                # A plan is complete with its answer, so there is nothing to cancel.
+                return RestAnswer(204)
+            case ("GET", ["plan", _]) | ("POST", ["tasks"]):
+                raise NotFoundError(
+                    "the service keeps no plans: the answer of POST .../plan has every file"
+                )
         raise _no_route(request)
 
     def _table_routes(self, tables: ServedTables, live: LivePart) -> TableRoutes:

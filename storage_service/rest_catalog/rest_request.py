@@ -47,8 +47,12 @@ class RestRequest:
     @property
     def is_read(self) -> bool:
         """Whether the request changes nothing."""
-        is_report = self.segments[4:] == ("metrics",) and self.method == "POST"
-        return is_report or self.method in ("GET", "HEAD")
+        match self.method, self.segments[4:]:
+            case "POST", ("metrics" | "plan" | "tasks",):
+                return True
+            case "DELETE", ("plan", _):
+                return True
+        return self.method in ("GET", "HEAD")
 
     def json(self) -> dict[str, Any]:
         """Return the body, which must be a JSON object."""

@@ -263,8 +263,12 @@ _CATALOG_ROUTES: Final = (
     ("HEAD", "/live/namespaces/default/tables/{table}"),
     ("GET", "/live/namespaces/default/tables/{table}/credentials"),
     ("POST", "/live/namespaces/default/tables/{table}"),
+    ("POST", "/live/namespaces/default/tables/{table}/plan"),
     ("POST", "/live/namespaces/default/tables"),
     ("DELETE", "/live/namespaces/default/tables/{table}"),
+    ("POST", "/namespaces/default/tables/{table}/plan"),
+    ("DELETE", "/namespaces/default/tables/{table}/plan/{id}"),
+    ("POST", "/namespaces/default/tables/{table}/tasks"),
 )
 
 

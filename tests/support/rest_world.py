@@ -100,9 +100,9 @@ class RestWorld:
             self.api.close()
         self.api = RestCatalogApi(self.world.catalog, service_id=self.tables.service_id)
 
-    def client(self) -> RestCatalog:
+    def client(self, **properties: str) -> RestCatalog:
         """pyiceberg's REST client on the served catalog."""
-        return MemoryRestCatalog("rest", uri=_uri(self.host))
+        return MemoryRestCatalog("rest", uri=_uri(self.host), **properties)
 
     def call(
         self, method: str, path: str, body: Any = None, **more: Any

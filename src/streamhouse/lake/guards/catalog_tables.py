@@ -7,6 +7,7 @@ created under its name or over its files.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
@@ -16,6 +17,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from streamhouse.core.errors import ForbiddenError, TableExistsError
+from streamhouse.lake._scan_planning import planned_scan
 from streamhouse.lake.catalogs.guarded_catalog import guard_of
 from streamhouse.lake.guards._commit_guard import is_left_layout, protecting_table
 from streamhouse.lake.guards.served_tables import ServedTables
@@ -57,6 +59,22 @@ class CatalogTables:
     def load(self, identifier: Identifier) -> LakeMetadata:
         """Return a table's metadata."""
         return LakeMetadata.of(self._catalog.load_table(identifier))
+
+    def planned(
+        self,
+        identifier: Identifier,
+        request: Mapping[str, Any],
+        *,
+        shown: LakeMetadata | None = None,
+    ) -> dict[str, Any]:
+        """Return the plan of a scan of a table, by default as the catalog has the table."""
+        if shown is None:
+            table = self._catalog.load_table(identifier)
+            metadata, files = table.metadata, table.io
+        else:
+            metadata = shown.metadata
+            files = self._catalog._load_file_io(metadata.properties, metadata.location)
+        return planned_scan(".".join(identifier), metadata, files, request)
 
     def exists(self, identifier: Identifier) -> bool:
         """Whether there is such a table."""

@@ -49,7 +49,24 @@ async def test_the_configuration_of_each_warehouse(tmp_path: Path) -> None:
         assert other == none
         assert live < none
         changing = {endpoint for endpoint in live if not endpoint.startswith(("GET", "HEAD"))}
-        assert [*changing] == ["POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/metrics"]
+        table = "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}"
+        assert changing == {f"{table}/metrics", f"{table}/plan"}
+        service.app.close()
+
+
+async def test_a_scan_of_a_live_table_is_planned_with_its_newest_rows(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        for start, end in ((0, 3), (3, 7)):
+            await service.append([(0, 0, event_rows(start, end))])
+            planned = await service.call("POST", f"{TABLES}/events/plan", json_body={})
+            assert planned.status == 200, planned.body
+            tasks = planned.json()["file-scan-tasks"]
+            assert sum(task["data-file"]["record-count"] for task in tasks) == end
+        for path in ("events$changelog", "nothing"):
+            assert (await service.call("POST", f"{TABLES}/{path}/plan", json_body={})).status == 404
+        assert (await service.call("DELETE", f"{TABLES}/events/plan/1")).status == 204
+        assert (await service.call("GET", f"{TABLES}/events/plan/1")).status == 404
         service.app.close()
 
 
