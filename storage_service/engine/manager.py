@@ -306,10 +306,7 @@ class TabletManager:
         return table
 
     def check_open(self, table: OpenTable) -> None:
-        """Raise `TableNotFoundError` for a dropped table, `UnavailableError` for a moved table.
-
-        Until the drop is durable the table may come back: then `UnavailableError` is raised.
-        """
+        """Raise `UnavailableError` for a moved table, `TableNotFoundError` after a durable drop."""
         if table.is_dropped:
             self._check_not_away(table.path)
             self.registry.check_dropped(table.path, table.info.table_id)
@@ -464,6 +461,7 @@ class TabletManager:
         """Allow only reads of `table`, until `end_reads`; all other calls raise `why`."""
         self.away[table.path], self._leaving[table.path] = Away(why, table.info), table
         self._remove(table)
+        table.wakeups.wake_all()
         self.tiering.forget(table)
 
     def end_reads(self, table: OpenTable) -> None:
@@ -489,6 +487,7 @@ class TabletManager:
 
     async def give_up(self, table: OpenTable) -> None:
         """Close an open table that is not served: first the work for the table, then the logs."""
+        table.wakeups.wake_all()
         await self.transactions.forget(table)
         await table.stop(flush=False)
         self._deferred.difference_update(table.tablets)
@@ -591,7 +590,6 @@ class TabletManager:
         for tablet in table.tablets:
             del self._places[tablet]
         table.is_dropped = True
-        table.wakeups.wake_all()
 
     def _tier_early(self, is_early: bool) -> None:
         self.tiering.is_early = is_early

@@ -18,6 +18,7 @@ from pyiceberg.table import StaticTable
 
 from streamhouse import StreamhouseClient
 from streamhouse.client import StorageClient
+from streamhouse.core.errors import InvalidSchemaError
 from streamhouse.core.model.lake.facts import LakeRole
 from streamhouse.lake.catalogs._sql_catalog import open_catalog
 from streamhouse.lake.guards.served_tables import ServedTable
@@ -161,7 +162,12 @@ class Life:
         self.rows = [{n: v for n, v in row.items() if n != name} for row in self.rows]
         if seed % 2:
             self.check(0, 0)
-        self.client.add_column(self.path, name, column_type)
+        try:
+            self.client.add_column(self.path, name, column_type)
+        except InvalidSchemaError:
+            # A partition field had the name.
+            name = f"{name}_again"
+            self.client.add_column(self.path, name, column_type)
         self.columns[name] = column_type
         self.rows = [{**row, name: None} for row in self.rows]
 

@@ -8,6 +8,7 @@ columns and partitioning, are those of a round, and stay in this process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, cast
 from uuid import UUID, uuid5
 
@@ -34,7 +35,7 @@ from streamhouse.lake.snapshots._outside_changes import rows_stay_because
 from streamhouse.lake.snapshots.live_files import LiveFilesCache
 from streamhouse.lake.tables._evolution import evolve_lake_table, evolve_partitioning
 
-__all__ = ["StagedLake", "StagedTable"]
+__all__ = ["StagedLake", "StagedState", "StagedTable"]
 
 Compare = Callable[[CoveredOffsets], object]
 _FIRST_VERSION: Final = 0
@@ -78,6 +79,14 @@ class StagedLake:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StagedState:
+    """A staged table at one moment, to come back to."""
+
+    metadata: TableMetadata
+    info: TableInfo
+
+
 class StagedTable:
     """A staged table that began with the `registered` state of the service.
 
@@ -111,6 +120,15 @@ class StagedTable:
             role=self.role,
             registered=self.base_snapshot_id,
         )
+
+    def state(self) -> StagedState:
+        """Return the table as it is now."""
+        return StagedState(self.lake_table.iceberg.metadata, self.lake_table.info)
+
+    def go_back(self, state: StagedState) -> None:
+        """Take back all commits since `state`; their files stay for earlier readers."""
+        self.lake_table.iceberg.metadata = state.metadata
+        self.lake_table = self._reopened(self.lake_table, state.info)
 
     def evolve(self, info: TableInfo) -> None:
         """Give the table the columns and the partitioning of `info`."""

@@ -5,7 +5,9 @@ catalog has. Guarantees:
 - a cut has exactly the rows of the table at the moment of its `ServedTable`
 - a commit of another engine past the service is in the cuts five seconds later
 - each cut is staged on the one before, with only the rows that came since; all is made anew when
-  the service registers another snapshot, and before there are many steps or the oldest is old
+  the service registers another snapshot, and when the oldest files are old
+- the rows lie in few steps: small steps are taken back and written again as one, so that a row is
+  written again a few times at most, once for each power of four
 - all files lie in the folders of `lake/files/live_folders.py`; a failed cut deletes its own
 
 Snapshot ids are random, as those of rounds: an unchanged table is answered with the very same cut,
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from streamhouse.core.errors import (
@@ -38,7 +40,7 @@ from streamhouse.lake.files.position_deletes import (
 from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.lake.guards.table_commits import LakeMetadata
 from streamhouse.lake.snapshots.live_files import LiveFilesCache
-from streamhouse.lake.staged_lake import StagedLake, StagedTable
+from streamhouse.lake.staged_lake import StagedLake, StagedState, StagedTable
 from streamhouse.reading.tail.lake_base import base_offsets
 from streamhouse.reading.tail.lake_task import LogReads, SplitResult, run_split
 from streamhouse.reading.tail.round_planner import (
@@ -54,6 +56,8 @@ __all__ = ["LOOK_S", "STEPS_MAX", "LiveCut", "LiveLakeTable", "TableReads"]
 # A cut of more rows takes longer than a reader waits, and a round is due anyway.
 _LIMITS: Final = PlanLimits()
 STEPS_MAX: Final = 16
+_MERGED_MIN: Final = 3
+_GROWTH: Final = 4
 LOOK_S: Final = 5.0
 
 
@@ -80,9 +84,18 @@ class LiveCut(LakeMetadata):
     bytes_written: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A step to a cut: the table before it, and the number of changes from `offsets` on."""
+
+    before: StagedState
+    offsets: Mapping[int, int]
+    changes: int
+
+
 @dataclass(slots=True, kw_only=True)
 class _Staged:
-    """A staged table in its last cut: what was served then, and how many steps were made."""
+    """A staged table in its last cut: what was served then, and the steps to it."""
 
     table: StagedTable
     base: tuple[object, ...]
@@ -90,7 +103,7 @@ class _Staged:
     offsets: Mapping[int, int]
     made_s: float
     looked_s: float
-    steps: int = 0
+    steps: list[_Step] = field(default_factory=list)
     cut: LiveCut | None = None
 
     def is_current(self, served: ServedTable, registered: LakeState, *, now_s: float) -> bool:
@@ -155,7 +168,7 @@ class LiveLakeTable:
         if staged is not None and staged.cut is not None and staged.has_rows_of(served):
             self._staged = staged
             return staged.cut
-        if staged is None or staged.steps >= STEPS_MAX:
+        if staged is None:
             staged = self._opened(served, registered, log, now_s=now_s)
         # After an error the next cut begins anew.
         cut = self._advance(staged, served, log, now_s=now_s)
@@ -192,11 +205,13 @@ class LiveLakeTable:
     ) -> LiveCut:
         """Stage what came since the last cut, write the metadata, and return the cut."""
         table = staged.table
+        changes = _take_back(staged, served)
         self._before_writing(table.location)
         folders = LiveFolders(table.location, made_s=now_s)
         table.write_into(folders)
         try:
-            if staged.served.info != served.info:
+            before = table.state()
+            if before.info != served.info:
                 table.evolve(served.info)
             plan = _planned(served, table, staged.offsets, self.limits)
             written_files = self._write(staged, served, plan, folders, log)
@@ -204,8 +219,9 @@ class LiveLakeTable:
         except BaseException:
             folders.delete(self._lake.files)
             raise
+        if changes or written_files:
+            staged.steps.append(_Step(before=before, offsets=staged.offsets, changes=changes))
         staged.served, staged.offsets = served, plan.target_offsets
-        staged.steps += 1
         staged.cut = LiveCut(
             metadata=written.metadata,
             metadata_location=written.metadata_location,
@@ -263,6 +279,38 @@ class LiveLakeTable:
             name = f"b{bucket:05d}-expired"
             deletes += write_position_deletes(files, located, folder=folders.data, name=name)
         return deletes
+
+
+def _take_back(staged: _Staged, served: ServedTable) -> int:
+    """Take back the small last steps; return the number of changes for the next step."""
+    ends = served.high_watermarks
+    changes = sum(ends[bucket] - start for bucket, start in staged.offsets.items())
+    kept = kept_steps([step.changes for step in staged.steps], changes)
+    if kept < len(staged.steps):
+        step = staged.steps[kept]
+        changes += sum(later.changes for later in staged.steps[kept:])
+        staged.table.go_back(step.before)
+        staged.offsets = step.offsets
+        del staged.steps[kept:]
+    return changes
+
+
+def kept_steps(steps: Sequence[int], changes: int) -> int:
+    """Return how many of the steps stay before a step with so many changes; a number for each.
+
+    At least three last steps are written again, and only while the new step has at least a quarter
+    of the changes of each.
+    """
+    kept = len(steps)
+    while True:
+        small = kept
+        while small and steps[small - 1] < _GROWTH * changes:
+            small -= 1
+        if kept - small < _MERGED_MIN:
+            break
+        changes += sum(steps[small:kept])
+        kept = small
+    return kept if kept < STEPS_MAX else STEPS_MAX // 2
 
 
 def _epoch(served: ServedTable, lake_table: IcebergLakeTable) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyiceberg.table import StaticTable
 
 from streamhouse.client import LogBatch
@@ -23,7 +25,13 @@ from streamhouse.lake.commits.orphans import find_orphans
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.lake.staged_lake import StagedLake
-from streamhouse.reading.live.live_table import LOOK_S, STEPS_MAX, LiveCut, LiveLakeTable
+from streamhouse.reading.live.live_table import (
+    LOOK_S,
+    STEPS_MAX,
+    LiveCut,
+    LiveLakeTable,
+    kept_steps,
+)
 from streamhouse.reading.tail.round_planner import PlanLimits
 from tests.support.foreign_deletes import commit_compaction
 from tests.support.key_table_world import KeyTableWorld
@@ -186,11 +194,28 @@ def test_updates_and_deletes_of_cold_and_hot_rows_are_right(tmp_path: Path) -> N
         assert shown() == expected
 
 
-def test_many_steps_become_one(world: LiveWorld) -> None:
-    for n in range(STEPS_MAX + 2):
+def test_small_steps_become_one_and_a_row_is_written_again_a_few_times(world: LiveWorld) -> None:
+    rows_written = []
+    for n in range(70):
         world.service.append("db.t", 0, rows(n, 1))
         cut = world.cut()
-        assert (ids(cut), cut.rows_written) == ([*range(n + 1)], n + 1 if n == STEPS_MAX else 1)
+        assert ids(cut) == [*range(n + 1)]
+        rows_written.append(cut.rows_written)
+        files = StaticTable.from_metadata(cut.metadata_location or "").inspect.files()
+        assert files.num_rows <= STEPS_MAX
+    assert rows_written[:8] == [1, 1, 1, 4, 1, 1, 1, 4]
+    assert sum(rows_written) < 4 * 70
+
+
+@given(st.lists(st.integers(1, 1_000), max_size=200))
+def test_steps_stay_few_and_large_ones_stay(changes: list[int]) -> None:
+    steps: list[int] = []
+    for new in changes:
+        kept = kept_steps(steps, new)
+        assert kept == len(steps) or len(steps) - kept >= 3
+        steps = [*steps[:kept], sum(steps[kept:]) + new]
+        assert len(steps) <= STEPS_MAX
+    assert sum(steps) == sum(changes)
 
 
 def test_more_rows_than_a_round_takes_are_refused(world: LiveWorld) -> None:
