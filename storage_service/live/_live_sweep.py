@@ -19,7 +19,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.live.live_places import LivePlaces
 
-__all__ = ["READABLE_S", "LiveSweep"]
+__all__ = ["LiveSweep"]
 
 _logger = logging.getLogger(__name__)
 

@@ -28,10 +28,11 @@ from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog, 
 from streamhouse.core.model.table import TablePath
 from streamhouse.core.threads import Pool
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.live_folders import READABLE_S
 from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.jobs import Job
-from streamhouse.storage_service.live._live_sweep import READABLE_S, LiveSweep
+from streamhouse.storage_service.live._live_sweep import LiveSweep
 from streamhouse.storage_service.live._service_log import ServiceLog
 from streamhouse.storage_service.live.live_places import LivePlaces
 from streamhouse.storage_service.server.http.answer_memory import Answered

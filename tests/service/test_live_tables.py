@@ -9,7 +9,7 @@ import pytest
 import urllib3
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import ForbiddenError, NoSuchTableError
+from pyiceberg.exceptions import NoSuchTableError
 
 from integration.judges.duckdb_read import connect
 from streamhouse.api.client import StreamhouseClient
@@ -107,9 +107,8 @@ def test_pyiceberg_cannot_commit(client: StreamhouseClient, live: RestCatalog) -
     client.append("default.read", _rows(0, 1))
     table = live.load_table("default.read")
 
-    with pytest.raises((ForbiddenError, NotImplementedError)) as refused:
+    with pytest.raises(NotImplementedError, match="does not support"):
         table.append(table.scan().to_arrow())
-    assert "only reads" in str(refused.value) or "does not support" in str(refused.value)
     assert _read(live, "default.read") == {0: "n0"}
     assert live.table_exists("default.read")
     with pytest.raises(NoSuchTableError):

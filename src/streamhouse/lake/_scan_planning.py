@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any, Final
 
 from pyiceberg.conversions import from_bytes, to_json
@@ -90,6 +90,10 @@ _COMPARISONS: Final[dict[str, Callable[..., BooleanExpression]]] = {
     "not-starts-with": NotStartsWith,
 }
 _SETS: Final[dict[str, Callable[..., BooleanExpression]]] = {"in": In, "not-in": NotIn}
+
+
+# Python's own context keeps 28 digits, Iceberg's decimals have up to 38.
+_EXACT: Final = Context(prec=100)
 
 
 class _NotJudgedError(Exception):
@@ -228,14 +232,13 @@ def _parsed(value: Any, columns: _Columns, *, depth: int) -> BooleanExpression:
     if not isinstance(value, dict):
         raise InvalidRequestError("filter: an expression must be an object, true or false")
     kind = value.get("type")
-    parts = {part: value.get(part) for part in ("left", "right", "child")}
     if kind in ("true", "false"):
         return AlwaysTrue() if kind == "true" else AlwaysFalse()
     if kind in ("and", "or"):
-        sides = [_parsed(parts[side], columns, depth=depth + 1) for side in ("left", "right")]
+        sides = [_parsed(value.get(side), columns, depth=depth + 1) for side in ("left", "right")]
         return And(*sides) if kind == "and" else Or(*sides)
     if kind == "not":
-        return Not(_parsed(parts["child"], columns, depth=depth + 1))
+        return Not(_parsed(value.get("child"), columns, depth=depth + 1))
     if not isinstance(kind, str) or kind not in {*_UNARY, *_COMPARISONS, *_SETS}:
         raise InvalidRequestError(f"filter: unknown expression type '{str(kind)[:50]}'")
     return _predicate(kind, value, columns)
@@ -293,7 +296,7 @@ def _literal_of(value: Any, kind: IcebergType) -> Literal[Any]:
         return literal(bytes.fromhex(value)).to(kind)
     if isinstance(kind, DecimalType):
         exact = Decimal(value)
-        scaled = exact.quantize(Decimal(1).scaleb(-kind.scale))
+        scaled = exact.quantize(Decimal(1).scaleb(-kind.scale), context=_EXACT)
         if scaled != exact:
             raise _NotJudgedError
         return literal(scaled).to(kind)

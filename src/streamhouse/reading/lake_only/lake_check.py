@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ from streamhouse.reading.plan.row_request import RowRequest
 
 __all__ = ["catalog_problem", "lake_problems"]
 
-_SQLITE = "sqlite:///"
+_SQLITE: Final = "sqlite:///"
 
 
 Fingerprints = Callable[[int, Collection[int]], Mapping[int, str]]

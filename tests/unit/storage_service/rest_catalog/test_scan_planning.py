@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.table import Table
-from pyiceberg.types import LongType
+from pyiceberg.types import DecimalType, LongType
 
+from streamhouse.lake._scan_planning import _literal_of
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.rest_world import RestWorld
 
@@ -296,3 +298,8 @@ def test_no_plan_is_kept(rest: RestWorld) -> None:
     assert rest.call("GET", f"{_PATH}/1")[0] == 404
     assert rest.call("POST", "namespaces/db/tables/t/tasks", {"plan-task": "x"})[0] == 404
     assert rest.call("POST", "namespaces/db/tables/nothing/plan", {})[0] == 404
+
+
+def test_a_decimal_of_more_digits_than_python_keeps_is_exact() -> None:
+    value = "123456789012345678901234567890123456.78"
+    assert _literal_of(value, DecimalType(38, 2)).value == Decimal(value)
