@@ -137,8 +137,9 @@ class LiveCuts:
                 return
             except StreamhouseError as error:
                 manager.check_readable(table)
-                # A round that ended meanwhile may have taken the snapshot, or rows from the log.
-                if attempts_left and table.lake is not served.lake:
+                # A round that ended meanwhile may have taken the snapshot, or rows from the log;
+                # without rounds retention takes rows.
+                if attempts_left and _has_moved(table, served):
                     continue
                 cached.moment, cached.error = moment, error
                 return
@@ -233,6 +234,13 @@ class LiveCuts:
             if cached.table.is_dropped and not cached.turn.locked():
                 del self._cached[key]
         await self._sweep.look(now_s=self._now_s())
+
+
+def _has_moved(table: OpenTable, served: ServedTable) -> bool:
+    """Whether the lake or the beginnings of the log are others by now."""
+    starts = {bucket: at.log_start_offset for bucket, at in served.positions.items()}
+    present = {bucket: tablet.log_start_offset for bucket, tablet in enumerate(table.tablets)}
+    return table.lake is not served.lake or starts != present
 
 
 class _CachedTable:

@@ -99,6 +99,11 @@ def test_duckdb_reads_what_was_appended_a_moment_before(
         duckdb.execute("SELECT 1")
         assert tier_once(client, "default.duck") == 2
         assert duckdb.execute(counted).fetchone() == (5,)
+        # A table may be younger than the transaction that reads.
+        client.create_table("default.duckling", SCHEMA)
+        client.append("default.duckling", _rows(0, 2))
+        counted = 'SELECT count(*) FROM live."default".duckling'
+        assert duckdb.execute(counted).fetchone() == (2,)
         duckdb.execute("COMMIT")
 
 

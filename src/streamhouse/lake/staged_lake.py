@@ -39,6 +39,7 @@ __all__ = ["StagedLake", "StagedState", "StagedTable"]
 
 Compare = Callable[[CoveredOffsets], object]
 _FIRST_VERSION: Final = 0
+_SHOWN_BEFORE_MS: Final = 86_400_000
 _SHOWN: Final = UUID("6f0c1f0e-7a53-4c0b-9a86-3a4f5f6f2d11")
 """The namespace of the identities of live tables."""
 
@@ -158,11 +159,12 @@ class StagedTable:
     def write_metadata(self) -> LakeMetadata:
         """Write the metadata file, and return the metadata.
 
-        It has the current snapshot alone, dated to the table's creation. DuckDB reads the last
-        snapshot that is not younger than its transaction: a snapshot that was made for a load is
-        always younger, and an older one would be read in its place. The identity stays for the life
-        of the streamhouse table, also when the first round creates the lake table: engines refuse a
-        loaded table whose identity changes.
+        It has the current snapshot alone, dated to a day before the table's creation. DuckDB reads
+        the last snapshot that is not younger than its transaction: a snapshot that was made for a
+        load is always younger, and an older one would be read in its place. A transaction may be
+        older than the table, too, and the clock of its machine behind. The identity stays for the
+        life of the streamhouse table, also when the first round creates the lake table: engines
+        refuse a loaded table whose identity changes.
         """
         table = self.lake_table.iceberg
         metadata = self._shown()
@@ -173,13 +175,13 @@ class StagedTable:
 
     def _shown(self) -> TableMetadata:
         metadata = self.lake_table.iceberg.metadata
-        created_ms = self.lake_table.info.created_at_us // 1_000
+        shown_ms = self.lake_table.info.created_at_us // 1_000 - _SHOWN_BEFORE_MS
         current = metadata.snapshot_by_name(MAIN_BRANCH)
         alone: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "refs": {}, "statistics": []}
         if current is not None:
             snapshot_id = current.snapshot_id
-            dated = {"timestamp_ms": created_ms, "parent_snapshot_id": None}
-            entry = {"snapshot-id": snapshot_id, "timestamp-ms": created_ms}
+            dated = {"timestamp_ms": shown_ms, "parent_snapshot_id": None}
+            entry = {"snapshot-id": snapshot_id, "timestamp-ms": shown_ms}
             alone = {
                 "snapshots": [current.model_copy(update=dated)],
                 "snapshot_log": [SnapshotLogEntry.model_validate(entry)],
@@ -190,7 +192,7 @@ class StagedTable:
             "table_uuid": self._shown_uuid,
             "partition_statistics": [],
             "metadata_log": [],
-            "last_updated_ms": created_ms,
+            "last_updated_ms": shown_ms,
         }
         return metadata.model_copy(update=alone | others)
 

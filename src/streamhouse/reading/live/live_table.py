@@ -109,7 +109,7 @@ class _Staged:
     def is_current(self, served: ServedTable, registered: LakeState, *, now_s: float) -> bool:
         """Whether its files may still be handed out, and stand on what is registered."""
         is_young = 0 <= now_s - self.made_s < HANDED_OUT_S
-        return is_young and self.base == _base_of(served.info, registered)
+        return is_young and self.base == _base_of(served, registered)
 
     def is_last_look_valid(self, *, now_s: float) -> bool:
         """Look at the catalog now and then; return whether no other engine has committed since.
@@ -157,6 +157,7 @@ class LiveLakeTable:
             StreamhouseError: the lake table cannot be read, as in a union read.
         """
         served.lake.refuse_diverged(served.info.path)
+        served = _without_rows_gone(served)
         registered = _registered(served, self.role)
         _check_waiting(served, registered, self.limits)
         staged, self._staged = self._staged, None
@@ -193,7 +194,7 @@ class LiveLakeTable:
         )
         return _Staged(
             table=table,
-            base=_base_of(info, registered),
+            base=_base_of(served, registered),
             served=served,
             offsets=offsets,
             made_s=now_s,
@@ -356,10 +357,24 @@ def _registered(served: ServedTable, role: LakeRole) -> LakeState:
     return side.as_lake_state(role, expired_offsets=lake.expired_offsets)
 
 
-def _base_of(info: TableInfo, registered: LakeState) -> tuple[object, ...]:
+def _without_rows_gone(served: ServedTable) -> ServedTable:
+    """Leave out what has left the log of a table that was never tiered: no rows any more."""
+    if served.lake.snapshot_id is not None:
+        return served
+    positions = {
+        bucket: replace(at, expired_offset=max(at.expired_offset, at.log_start_offset))
+        for bucket, at in served.positions.items()
+    }
+    return replace(served, positions=positions)
+
+
+def _base_of(served: ServedTable, registered: LakeState) -> tuple[object, ...]:
     """Return what a staged table stands on: with another base all is made anew."""
+    tiered = registered.tiered_offsets
     return (
-        info.table_id,
+        # Rows that left the log before they were in the lake.
+        tuple(max(0, at.log_start_offset - tiered[b]) for b, at in served.positions.items()),
+        served.info.table_id,
         registered.snapshot_id,
         registered.table_uuid,
         registered.tiered_offsets,
@@ -386,9 +401,15 @@ def _check_waiting(served: ServedTable, registered: LakeState, limits: PlanLimit
     if sum(waiting.values()) > limits.rows_max or max(waiting.values()) > bucket_rows_max:
         raise UnavailableError(
             f"table '{served.info.path}': {sum(waiting.values())} rows wait for a round, and a live"
-            f" table shows at most {limits.rows_max} of them ({bucket_rows_max} of a bucket): run"
-            " a round (`streamhouse tier --once`) and load the table again"
+            f" table shows at most {limits.rows_max} of them ({bucket_rows_max} of a bucket):"
+            f" {_by_a_round(served.info)}"
         )
+
+
+def _by_a_round(info: TableInfo) -> str:
+    """Return what to do about rows that only a round takes."""
+    on = "" if info.properties().datalake_enabled else "set table.datalake.enabled to true, "
+    return f"{on}run a round (`streamhouse tier --once`) and load the table again"
 
 
 def _planned(
@@ -398,21 +419,15 @@ def _planned(
 
     Raises `UnavailableError` if the log no longer has the rows of a new batch layout.
     """
-    info, positions = served.info, served.positions
+    info = served.info
     if table.role is LakeRole.CHANGES:
         rows = RoundPlan(splits=(), base_offsets=offsets, target_offsets=served.high_watermarks)
         return plan_history(rows, covered=offsets, limits=limits)
-    if table.role is LakeRole.ROWS and table.registered.snapshot_id is None:
-        # What has left the log of a table that was never tiered is no row of it any more.
-        positions = {
-            bucket: replace(at, expired_offset=max(at.expired_offset, at.log_start_offset))
-            for bucket, at in positions.items()
-        }
     try:
         return plan_round(
             table=str(info.path),
             covered=offsets,
-            positions=positions,
+            positions=served.positions,
             limits=limits,
             is_primary_key_table=info.is_primary_key_table,
         )
@@ -420,6 +435,6 @@ def _planned(
         if table.role is LakeRole.ROWS:
             raise
         raise UnavailableError(
-            f"the batch layout of table '{info.path}' lacks rows that have left the log: run a"
-            " round (`streamhouse tier --once`) and load the table again"
+            f"the batch layout of table '{info.path}' lacks rows that have left the log:"
+            f" {_by_a_round(info)}"
         ) from error

@@ -16,6 +16,7 @@ from streamhouse.client import LogBatch
 from streamhouse.core.errors import (
     CorruptDataError,
     HistoryDivergedError,
+    OffsetOutOfRangeError,
     TableNotFoundError,
     UnavailableError,
 )
@@ -125,14 +126,14 @@ def test_the_snapshot_of_a_cut_is_alone_and_older_than_every_transaction_that_re
     snapshot_id = world.tiering.tier().snapshot_id
     tiered = world.cut()
     world.service.append("db.t", 0, rows(3, 2))
-    created_ms = world.service.describe_table("db.t").created_at_us // 1_000
+    shown_ms = world.service.describe_table("db.t").created_at_us // 1_000 - 86_400_000
 
     assert tiered.metadata.current_snapshot_id == snapshot_id
     for cut in (hot, tiered, world.cut()):
         metadata = cut.metadata
         assert [s.snapshot_id for s in metadata.snapshots] == [metadata.current_snapshot_id]
-        assert [e.timestamp_ms for e in metadata.snapshot_log] == [created_ms]
-        assert metadata.snapshots[0].timestamp_ms == metadata.last_updated_ms == created_ms
+        assert [e.timestamp_ms for e in metadata.snapshot_log] == [shown_ms]
+        assert metadata.snapshots[0].timestamp_ms == metadata.last_updated_ms == shown_ms
 
 
 def test_a_table_without_a_change_gets_the_same_cut(world: LiveWorld) -> None:
@@ -222,7 +223,10 @@ def test_more_rows_than_a_round_takes_are_refused(world: LiveWorld) -> None:
     live = LiveLakeTable(world.lake, limits=PlanLimits(rows_max=2))
     world.service.append("db.t", 0, rows(0, 3))
 
-    with pytest.raises(UnavailableError, match=r"'db\.t': 3 rows wait for a round.*--once"):
+    with pytest.raises(UnavailableError, match=r"'db\.t': 3 rows wait for a round.*: run a round"):
+        live.cut(world.served(), world.service, now_s=NOW_S)
+    world.service.change_layout("db.t", {"table.datalake.enabled": "false"})
+    with pytest.raises(UnavailableError, match=r"set table\.datalake\.enabled to true, run"):
         live.cut(world.served(), world.service, now_s=NOW_S)
 
 
@@ -232,6 +236,28 @@ def test_rows_that_left_the_log_before_the_first_round_are_no_rows(world: LiveWo
     world.service.expire_log("db.t", 0, 3)
 
     assert ids(world.cut()) == [3, 4]
+    world.service.append("db.t", 0, rows(5, 4))
+    assert ids(world.cut()) == [3, 4, 5, 6, 7, 8]
+    world.service.expire_log("db.t", 0, 5)
+    assert ids(world.cut()) == [5, 6, 7, 8]
+    world.service.append("db.t", 1, rows(9, 1))
+    world.service.expire_log("db.t", 0, 9)
+    # What has left the log does not wait for a round.
+    world.live.limits = PlanLimits(rows_max=2)
+    assert ids(world.cut()) == [9]
+
+
+def test_rows_that_left_the_log_after_the_last_round_are_missed_as_by_a_read(
+    world: LiveWorld,
+) -> None:
+    world.service.append("db.t", 0, rows(0, 3))
+    world.tiering.tier()
+    world.service.append("db.t", 0, rows(3, 2))
+    assert ids(world.cut()) == [0, 1, 2, 3, 4]
+    world.service.expire_log("db.t", 0, 5)
+
+    with pytest.raises(OffsetOutOfRangeError, match="offsets 3 to 4 are neither in the lake nor"):
+        world.cut()
 
 
 def test_a_round_that_is_not_registered_changes_nothing(world: LiveWorld) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.lake.facts import LakeRole
 from streamhouse.core.model.table import TablePath
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.lake.files.live_folders import READABLE_S
+from streamhouse.lake.files.live_folders import HANDED_OUT_S, READABLE_S
+from streamhouse.storage_service.engine.upkeep._retention import apply_retention
 from streamhouse.storage_service.live.live_places import LivePlaces
+from tests.support.expired_log import EXPIRING
+from tests.support.held_step import around
 from tests.support.in_process_service import event_rows
 from tests.support.live_world import Caller, LiveWorld, live_world, rows_of
 
@@ -118,6 +122,31 @@ async def test_a_cut_has_all_that_was_acknowledged_beside_writes_and_rounds(tmp_
             is_over = True
             await writing
         assert len(await world.rows("keyed")) == ends["keyed"]
+
+
+async def test_rows_that_leave_the_log_during_a_build_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live_world(tmp_path) as world:
+        properties = {"table.datalake.enabled": "false", **EXPIRING}
+        await world.http.create_table(properties=properties)
+        for start in range(0, 20_000, 5_000):
+            await world.write("append", event_rows(start, start + 5_000))
+        assert len(await world.rows()) == 20_000
+        table, loop = world.table(), asyncio.get_running_loop()
+        await world.write("append", event_rows(20_000, 20_001))
+
+        def read_late(read: Callable[..., Any], *args: Any, **more: Any) -> Any:
+            retention = apply_retention(table, world.service.manager.runtime)
+            asyncio.run_coroutine_threadsafe(retention, loop).result()
+            return read(*args, **more)
+
+        world.set_clock(HANDED_OUT_S)
+        around(monkeypatch, "log-read", read_late)
+        rows = await world.rows()
+        log_start = table.tablets[0].log_start_offset
+        assert log_start > 0
+        assert rows == _events((log_start, 20_001))
 
 
 async def test_the_snapshot_below_a_cut_is_pinned_with_few_writes(tmp_path: Path) -> None:
