@@ -205,7 +205,8 @@ def _opened(
     """Return the parts of a record of any form."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
-    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from streamhouse.connector._spark_versions import to_arrow_schema
 
     if value not in df.columns:
         if not {"op", "after"} <= set(df.columns):
@@ -245,7 +246,7 @@ def _opened(
         keys.cast("string").cast("binary").alias("kt"),
     ).where(f.col("v").isNotNull())
     envelopes = JsonEnvelopes(
-        schema=to_arrow_schema(row_type, timezone="UTC"),
+        schema=to_arrow_schema(row_type),
         unit=unit,
         unavailable=placeholder,
         has_keys=has_keys,
@@ -295,7 +296,8 @@ def _of_json(df: DataFrame, row_type: StructType, envelopes: JsonEnvelopes) -> _
     """Return the parts of a JSON envelope, in column `v`; column `kt` has the record's key."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
-    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from streamhouse.connector._spark_versions import from_arrow_schema
 
     parts = {
         "op": t.StringType(),

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     ByteType,
     DataType,
@@ -31,6 +30,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from streamhouse.connector._spark_versions import from_arrow_schema, to_arrow_schema
 from streamhouse.connector.changes._expressions import first_of
 from streamhouse.connector.write._assignment import assigned, can_assign
 from streamhouse.connector.write._spark_types import check_spark_types
@@ -63,7 +63,7 @@ class Assignment:
     def check(self, name: str, data_type: DataType) -> None:
         """Raise `SchemaMismatchError` unless values of a type can be assigned to a column."""
         if not self._is_assigned(name, data_type):
-            (field,) = to_arrow_schema(StructType([StructField(name, data_type)]), timezone="UTC")
+            (field,) = to_arrow_schema(StructType([StructField(name, data_type)]))
             raise not_assigned(field, self._arrow_type(name), self.info)
 
     def key(self, name: str, value: Column, data_type: DataType) -> Column | None:
@@ -91,7 +91,7 @@ class Assignment:
             return True
         schema = StructType([StructField(name, data_type)])
         check_spark_types(schema, table=str(self.info.path))
-        (field,) = to_arrow_schema(schema, timezone="UTC")
+        (field,) = to_arrow_schema(schema)
         return can_assign(field.type, self._arrow_type(name), zone=self.zone)
 
     def _arrow_type(self, name: str) -> pa.DataType:

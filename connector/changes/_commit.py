@@ -22,10 +22,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from streamhouse.client import CommitResult, StorageClient
 from streamhouse.connector._partition_reader import spark_iterator_errors
+from streamhouse.connector._spark_versions import to_arrow_schema
 from streamhouse.connector.changes._assigned_values import converted_schema, settled
 from streamhouse.connector.write._write_jobs import StagedRows, TransactionJob
 from streamhouse.connector.write._write_options import WriteOptions
@@ -192,7 +192,7 @@ def _started_job(
     is_overwrite: bool,
 ) -> TransactionJob:
     helper_columns = {PROBLEM_COLUMN, CHANGE_TYPE_COLUMN} if is_overwrite else {PROBLEM_COLUMN}
-    schema = to_arrow_schema(frame.schema, timezone="UTC")
+    schema = to_arrow_schema(frame.schema)
     types = {column.name: column.type for column in info.schema.columns}
     schema = converted_schema(pa.schema([f for f in schema if f.name not in helper_columns]), types)
     target = resolve_target(client, options, schema, is_stream=False, is_overwrite=is_overwrite)

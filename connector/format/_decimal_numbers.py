@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DecimalType, LongType, StructField, StructType
 
+from streamhouse.connector._spark_versions import to_arrow_schema
 from streamhouse.connector.names._wrapped_methods import has_jvm
 from streamhouse.reading.options.options import PLANNED_COLUMN
 
@@ -36,7 +36,7 @@ def as_numbers(schema: StructType) -> StructType:
 
 def stored_schema(schema: StructType) -> pa.Schema:
     """Return the columns of `schema` in the table's types: decimals in place of the bigints."""
-    return to_arrow_schema(StructType([_stored(field) for field in schema.fields]), timezone="UTC")
+    return to_arrow_schema(StructType([_stored(field) for field in schema.fields]))
 
 
 def shown(loaded: DataFrame) -> DataFrame:

@@ -4,9 +4,9 @@ Both kinds of load get the session's time zone, in which Spark reads times witho
 `readStream` gets a mark, because a source learns too late whether it is a stream's.
 
 A load of `read` gets an additional column, `PLANNED_COLUMN`, which is always true, and a filter on
-this column. The filter changes Spark's planning. PySpark 4.3 asks a Python source for partitions
-once a relation, and keeps the partitions for good. The exception is a scan with a filter to offer,
-under `spark.sql.python.filterPushdown.enabled`: Spark asks again each time it plans the scan
+this column. The filter changes Spark's planning. PySpark 4.1 and later ask a Python source for
+partitions once a relation, and keep the partitions for good. The exception is a scan with a filter
+to offer, under `spark.sql.python.filterPushdown.enabled`: Spark asks again at each plan of the scan
 (`PythonScanBuilder.pushFilters` replaces the earlier partitions of the relation). Each statement,
 and each micro-batch of a stream joining the DataFrame, therefore reads the current table. All scans
 of a relation in a statement share the last plan, and therefore a cut of the table. The filter
@@ -23,6 +23,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, StructField, StructType
 
+from streamhouse.connector._spark_versions import ASKS_FOR_FILTERS
 from streamhouse.connector.format._decimal_numbers import shown
 from streamhouse.connector.format._java_zone import with_java_rules
 from streamhouse.connector.names._wrapped_methods import (
@@ -102,7 +103,7 @@ def plan_reads_afresh(spark: SparkSession) -> None:
     off, DataFrames keep the rows of the first use, with a warning.
     """
     # A declarative pipeline sets it in its specification: its definitions cannot change settings.
-    if spark.conf.get(PUSHDOWN, None) != "true":
+    if ASKS_FOR_FILTERS and spark.conf.get(PUSHDOWN, None) != "true":
         spark.conf.set(PUSHDOWN, "true")
     _change(type(spark.read))
 
@@ -143,7 +144,7 @@ def _change(reader_class: Any) -> None:
         )
         if is_ours:
             self.options(**session_zone(session_of(self)))
-        if not is_ours or not _is_pushdown_on(self):
+        if not is_ours or not _is_planned_afresh(self):
             return load(self, *arguments, **options)
         schema = arguments[2] if len(arguments) > 2 else options.get("schema")
         schema = getattr(self, "_streamhouse_schema", None) if schema is None else schema
@@ -163,7 +164,7 @@ def _change(reader_class: Any) -> None:
 
 def warn_of_stale_reads(spark: Any, name: str) -> None:
     """Warn that readers of an attached name may keep their first rows, if `PUSHDOWN` is off."""
-    if not _is_on(spark):
+    if ASKS_FOR_FILTERS and not _is_on(spark):
         warnings.warn(
             f"{PUSHDOWN} is off in this session: a stream that joins '{name}', and a DataFrame of"
             " it, keep the rows of their first use; set it to true",
@@ -175,8 +176,8 @@ def _is_on(spark: Any) -> bool:
     return bool((spark.conf.get(PUSHDOWN, "false") or "").lower() == "true")
 
 
-def _is_pushdown_on(reader: Any) -> bool:
-    if _is_on(session_of(reader)):
+def _is_planned_afresh(reader: Any) -> bool:
+    if not ASKS_FOR_FILTERS or _is_on(session_of(reader)):
         return True
     warnings.warn(
         f"{PUSHDOWN} is off in this session: the DataFrame keeps the rows of its first use, also"

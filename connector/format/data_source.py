@@ -18,11 +18,15 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from streamhouse.client import StorageClient
 from streamhouse.connector._partition_reader import accept_offered_values, spark_errors
+from streamhouse.connector._spark_versions import (
+    as_spark_calls,
+    from_arrow_schema,
+    to_arrow_schema,
+)
 from streamhouse.connector.format._decimal_numbers import as_numbers, stored_schema
 from streamhouse.connector.write._write_options import write_options
 from streamhouse.core.errors import (
@@ -93,7 +97,7 @@ class StreamhouseDataSource(DataSource):
 
         accept_offered_values()
         options = read_options(self._options(BATCH), use=BATCH)
-        arrow_schema = to_arrow_schema(schema, timezone="UTC")
+        arrow_schema = to_arrow_schema(schema)
         state = self._current()
         if options.is_row_count:
             return _row_count_reader(self._client(), state, options, arrow_schema)
@@ -112,7 +116,7 @@ class StreamhouseDataSource(DataSource):
             return self._stream_reader(schema)
         except StreamhouseError as error:
             # Spark hides an exception raised here behind an UnboundLocalError.
-            return RefusedStreamReader(error)
+            return as_spark_calls(RefusedStreamReader(error), rows_max=None)
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from streamhouse.connector.stream._stream_reader import StreamhouseStreamReader  # noqa: PLC0415 - a worker of Spark loads what it runs
@@ -125,20 +129,26 @@ class StreamhouseDataSource(DataSource):
             raise UnsupportedError(
                 f"'{name}' cannot be read as a stream; use spark.read, or stream '{name.path}'"
             )
-        arrow_schema = to_arrow_schema(schema, timezone="UTC")
+        arrow_schema = to_arrow_schema(schema)
         output = _output(self._loaded(), options, arrow_schema)
         # A wrong `where` should fail the start, not the first batch with rows.
         stream_request(self._loaded().table, options, output)
-        return StreamhouseStreamReader(options, self._loaded(), output, arrow_schema)
+        reader = StreamhouseStreamReader(options, self._loaded(), output, arrow_schema)
+        return as_spark_calls(reader, rows_max=self._chosen_limit(options))
 
     def _append_stream(self, options: ReadOptions, schema: StructType) -> DataSourceStreamReader:
         from streamhouse.connector.stream._append_stream import AppendStreamReader  # noqa: PLC0415 - a worker of Spark loads what it runs
 
-        arrow_schema = to_arrow_schema(schema, timezone="UTC")
+        arrow_schema = to_arrow_schema(schema)
         output = _output(self._loaded(), options, arrow_schema)
         table = self._loaded().table
         rows = row_request(table, options, output)
-        return AppendStreamReader(options, table, rows, arrow_schema)
+        reader = AppendStreamReader(options, table, rows, arrow_schema)
+        return as_spark_calls(reader, rows_max=self._chosen_limit(options))
+
+    def _chosen_limit(self, options: ReadOptions) -> int | None:
+        is_chosen = "maxoffsetspertrigger" in {key.lower() for key in self._options(STREAM)}
+        return options.max_offsets_per_trigger if is_chosen else None
 
     @spark_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from streamhouse.connector._spark_versions import warn_of_unknown_version
 from streamhouse.connector.format._spark_readers import (
     QUERY_ID,
     hand_over_zone,
@@ -70,6 +71,7 @@ def register(spark: SparkSession) -> None:
     The function also switches `spark.sql.python.filterPushdown.enabled` on. With this setting each
     statement, and each micro-batch that joins a DataFrame of the format, reads the newest rows.
     """
+    warn_of_unknown_version()
     if not _is_registered(spark):
         spark.dataSource.register(StreamhouseDataSource)
         # A declarative pipeline cannot change settings, and registers only once.

@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
 from streamhouse.connector._partition_reader import spark_iterator_errors
+from streamhouse.connector._spark_versions import (
+    arrow_function,
+    from_arrow_schema,
+    has_arrow_functions,
+    to_arrow_schema,
+)
 from streamhouse.connector.lookup._joined_batches import (
     joined,
     joined_structs,
@@ -93,7 +98,7 @@ def lookup_join(
     }  # fmt: skip
     key = key_order(info, list(table_names.values()))
     frame_names = {table_name: frame_name for frame_name, table_name in table_names.items()}
-    fields = to_arrow_schema(StructType([df.schema[name] for name in table_names]), timezone="UTC")
+    fields = to_arrow_schema(StructType([df.schema[name] for name in table_names]))
     check_key_types(info, {table_names[field.name]: field for field in fields})
     result_names = looked_up(info, columns, without=key, is_case_sensitive=is_case_sensitive)
     _check_names(df, result_names, info, is_case_sensitive=is_case_sensitive)
@@ -110,7 +115,7 @@ def joined_frame(df: DataFrame, plan: LookupPlan) -> DataFrame:
     """Return the DataFrame with the looked-up columns of a plan at the end."""
     added = from_arrow_schema(plan.row_schema).fields if plan.shows_columns else []
     fields = [StructField(f.name, f.dataType, f.nullable or plan.how == LEFT) for f in added]
-    if plan.is_whole_key and all(field.nullable for field in fields):
+    if plan.is_whole_key and all(field.nullable for field in fields) and has_arrow_functions():
         return _with_function(df, plan, fields)
     schema = StructType([*df.schema.fields, *fields])
 
@@ -197,8 +202,6 @@ def _function(
     values_of: Callable[[Iterator[pa.RecordBatch], LookupPlan, RowSource], Iterator[pa.Array]],
     returned: DataType,
 ) -> Any:
-    from pyspark.sql.pandas.functions import arrow_udf  # noqa: PLC0415 - executors need no pandas
-
     # Spark chooses the kind of call by the annotations of the function.
     @spark_iterator_errors
     def look_up(keys: Iterator[pa.Array]) -> Iterator[pa.Array]:
@@ -209,8 +212,7 @@ def _function(
         return values_of(_as_batches(plan, keys), plan, looked_up_by(plan))
 
     chosen: Any = look_up if len(plan.frame_columns) == 1 else look_up_parts
-    make_function: Any = arrow_udf
-    return make_function(chosen, returned)
+    return arrow_function(chosen, returned, purpose="register_lookup")
 
 
 def _as_batches(plan: LookupPlan, calls: Iterator[Any]) -> Iterator[pa.RecordBatch]:

@@ -25,9 +25,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
+from streamhouse.connector._spark_versions import from_arrow_schema
 from streamhouse.connector.format.registration import register
 from streamhouse.connector.names._wrapped_methods import has_jvm
 from streamhouse.connector.query._plan_needs import KEY_OPTION, PlanNeeds, ScanNeeds, needs_of

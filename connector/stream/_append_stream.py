@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from streamhouse.client import StorageClient
 from streamhouse.connector._partition_reader import (
     SplitStreamReader,
     StreamhousePartition,
     spark_errors,
+)
+from streamhouse.connector._spark_versions import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
 )
 from streamhouse.core.model.table import TableInfo
 from streamhouse.reading.files.append_position import AppendPosition

@@ -16,18 +16,18 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from streamhouse.client import StorageClient
 from streamhouse.connector._partition_reader import (
     SplitStreamReader,
     StreamhousePartition,
     spark_errors,
+)
+from streamhouse.connector._spark_versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
 )
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.table_state import TableState

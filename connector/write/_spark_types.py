@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     CalendarIntervalType,
@@ -21,6 +20,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
+from streamhouse.connector._spark_versions import to_arrow_schema
 from streamhouse.core.errors import InvalidSchemaError
 
 __all__ = ["arrow_columns", "check_spark_types"]
@@ -57,9 +57,7 @@ def arrow_columns(schema: StructType, *, table: str) -> pa.Schema:
     """
     check_spark_types(schema, table=table)
     fields = []
-    for spark_field, field in zip(
-        schema.fields, to_arrow_schema(schema, timezone="UTC"), strict=True
-    ):
+    for spark_field, field in zip(schema.fields, to_arrow_schema(schema), strict=True):
         comment = spark_field.metadata.get("comment")
         metadata = {"comment": comment} if isinstance(comment, str) and comment else None
         fields.append(field.with_metadata(metadata) if metadata else field)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from streamhouse.client import StorageClient
 from streamhouse.connector._partition_reader import spark_errors
+from streamhouse.connector._spark_versions import DataSourceStreamArrowWriter
 from streamhouse.connector.write._spark_types import arrow_columns
 from streamhouse.connector.write._write_jobs import DirectJob, StreamJob, TransactionJob, WriteJob
 from streamhouse.connector.write._write_options import WriteMode, WriteOptions

@@ -82,6 +82,30 @@ LAKE_USERS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+# What some version of PySpark lacks, or has in another form: only one module knows.
+VERSIONS: Final = "streamhouse.connector._spark_versions"
+OF_SOME_VERSIONS: Final = (
+    "pyspark.__version__",
+    "pyspark.sql.datasource.DataSourceStreamArrowWriter",
+    "pyspark.sql.functions.arrow_udf",
+    "pyspark.sql.pandas.functions",
+    "pyspark.sql.pandas.types",
+    "pyspark.sql.streaming.datasource",
+)
+
+
+def test_one_module_knows_the_versions_of_pyspark() -> None:
+    strangers = {
+        (file.module, name)
+        for file in library_files()
+        for name in file.imports
+        if file.module != VERSIONS
+        and any(name == of_some or name.startswith(f"{of_some}.") for of_some in OF_SOME_VERSIONS)
+    }
+
+    assert not strangers, f"import these from {VERSIONS}"
+
+
 @pytest.mark.parametrize("name", sorted(LAKE_USERS))
 def test_lake_tables_are_opened_by_their_users_only(name: str) -> None:
     users = {

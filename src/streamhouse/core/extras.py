@@ -80,6 +80,7 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.reading.duckdb._query_database": "sql",
     "streamhouse.reading.duckdb.duckdb_query": "sql",
     "streamhouse.connector._partition_reader": "spark",
+    "streamhouse.connector._spark_versions": "spark",
     "streamhouse.connector.stream._append_stream": "spark",
     "streamhouse.connector.stream._stream_reader": "spark",
     "streamhouse.reading.where._iceberg_expression": "lake",

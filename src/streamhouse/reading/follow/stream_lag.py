@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import os
@@ -13,11 +14,21 @@ from typing import Any, Final
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.model.offsets import offsets_from_json
 
-__all__ = ["LAG_MEMBER", "LOG_LEVEL_VARIABLE", "StreamLag", "lag", "log_batch", "show_if_wanted"]
+__all__ = [
+    "LAG_MEMBER",
+    "LOG_LEVEL_VARIABLE",
+    "NEWEST_MEMBER",
+    "StreamLag",
+    "lag",
+    "log_batch",
+    "show_if_wanted",
+]
 
 LOG_LEVEL_VARIABLE: Final = "STREAMHOUSE_LOG_LEVEL"
 LAG_MEMBER: Final = "lag_ms"
 """Of the newest end in a progress: the age of the oldest row that was not read, lately."""
+NEWEST_MEMBER: Final = "newest"
+"""Of an end: the table's newest end, from a Spark before 4.2, which does not ask for it."""
 
 _logger = logging.getLogger("streamhouse.stream")
 _BUCKETS_SHOWN_MAX: Final = 16
@@ -61,6 +72,7 @@ def _of_source(source: Mapping[str, Any]) -> StreamLag | None:
     end, latest = _parsed(source.get("endOffset")), _parsed(source.get("latestOffset"))
     if not _is_ours(end):
         return None
+    latest = end.get(NEWEST_MEMBER, latest)
     read = offsets_from_json(end["offsets"])
     newest = offsets_from_json(latest["offsets"]) if _is_ours(latest) else read
     rows = sum(max(0, newest[bucket] - read.get(bucket, 0)) for bucket in newest)
@@ -75,9 +87,16 @@ def _is_ours(offset: Any) -> bool:
 
 
 def _parsed(text: Any) -> Any:
+    if not isinstance(text, str):
+        return text
     try:
-        return json.loads(text) if isinstance(text, str) else text
+        return json.loads(text)
     except ValueError:
+        pass
+    try:
+        # Spark before 4.2 shows an offset as Python's text of a dictionary.
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
         return None
 
 

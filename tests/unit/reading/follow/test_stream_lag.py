@@ -12,6 +12,7 @@ from streamhouse import lag
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.reading.follow.stream_lag import (
     LOG_LEVEL_VARIABLE,
+    NEWEST_MEMBER,
     StreamLag,
     log_batch,
     show_if_wanted,
@@ -44,6 +45,14 @@ def test_rows_and_seconds_of_each_of_our_sources() -> None:
     ]
 
     assert lag(progress) == lag(json.dumps(progress)) == expected
+
+
+def test_a_progress_of_spark_before_4_2_is_read_from_its_texts() -> None:
+    """Its offsets are Python's texts of dictionaries, and the end has the newest end."""
+    end = _offset(b0=5) | {NEWEST_MEMBER: _offset(b0=7) | {"lag_ms": 1_500}}
+    progress = {"sources": [_source(str(end), "None"), _source("not an offset", None)]}
+
+    assert lag(progress) == [StreamLag("db.t", 2, 1.5)]
 
 
 def test_before_the_first_progress_there_is_nothing() -> None:
