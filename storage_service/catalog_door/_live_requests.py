@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from streamhouse.core.errors import StreamhouseError, TableNotFoundError
+from typing import Final
+
+from streamhouse.core.errors import (
+    DatabaseNotFoundError,
+    StreamhouseError,
+    TableNotFoundError,
+)
 from streamhouse.core.model.lake.facts import LakeRole
 from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.catalog_door._shard_of_request import catalog_tables
@@ -12,6 +18,9 @@ from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.service import Service
 
 __all__ = ["live_part"]
+
+# What a path has after a table's name, for reads of the table.
+_OF_TABLE: Final = ((), ("credentials",), ("plan",), ("tasks",))
 
 
 async def live_part(
@@ -26,7 +35,7 @@ async def live_part(
             return LivePart(databases=await _databases(service))
         case ("namespaces", database, "tables"):
             return await _tables_of(service, database)
-        case ("namespaces", _, "tables", name, *tail) if tail in ([], ["credentials"], ["plan"]):
+        case ("namespaces", _, "tables", name, *tail) if tuple(tail) in _OF_TABLE:
             return await _one_table(service, cuts, exchange, request, name)
     return LivePart()
 
@@ -37,7 +46,7 @@ async def _one_table(
     for path in catalog_tables(request):
         try:
             info = service.readable(str(path)).info
-        except TableNotFoundError:
+        except (DatabaseNotFoundError, TableNotFoundError):
             # The catalog may have a table of this name that is none of the service.
             continue
         roles = _roles(info)

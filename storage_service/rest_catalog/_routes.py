@@ -158,14 +158,21 @@ class TableRoutes:
 
     def plan(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
         """Answer the files that a scan needs; see `planned_scan`."""
-        shown = self._live.table
-        if shown is None:
-            self._check_not_owned(identifier)
-        plan = self._tables.planned(identifier, request.json(), shown=shown)
+        self._check_shown(identifier)
+        plan = self._tables.planned(identifier, request.json(), shown=self._live.table)
         if request.wants_credentials:
             location = self._load(identifier).table_location
             plan["storage-credentials"] = self._files.storage_credentials(location)
         return RestAnswer.of(plan)
+
+    def tasks(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
+        """Answer the next files of a plan; see `next_tasks`."""
+        self._check_shown(identifier)
+        plan_task = request.json().get("plan-task")
+        if not isinstance(plan_task, str):
+            raise InvalidRequestError("plan-task must be a text")
+        shown = self._live.table
+        return RestAnswer.of(self._tables.planned_further(identifier, plan_task, shown=shown))
 
     def exists(self, identifier: Identifier) -> RestAnswer:
         """Answer 204 if the table exists."""
@@ -248,13 +255,11 @@ class TableRoutes:
         return identifier[-1].partition("$")[0] in self._live.owned
 
     def _load(self, identifier: Identifier) -> LakeMetadata:
-        if self._live.table is not None:
-            return self._live.table
-        self._check_not_owned(identifier)
-        return self._tables.load(identifier)
+        self._check_shown(identifier)
+        return self._live.table or self._tables.load(identifier)
 
-    def _check_not_owned(self, identifier: Identifier) -> None:
-        if self._is_owned(identifier):
+    def _check_shown(self, identifier: Identifier) -> None:
+        if self._live.table is None and self._is_owned(identifier):
             raise TableNotFoundError(f"live table '{'.'.join(identifier)}' does not exist")
 
     def _loaded(self, table: LakeMetadata, request: RestRequest) -> RestAnswer:

@@ -57,6 +57,7 @@ ENDPOINTS: Final = (
     f"GET {_TABLE}/credentials",
     f"POST {_TABLE}/metrics",
     f"POST {_TABLE}/plan",
+    f"POST {_TABLE}/tasks",
     "POST /v1/{prefix}/tables/rename",
     "POST /v1/{prefix}/transactions/commit",
 )
@@ -64,7 +65,7 @@ ENDPOINTS: Final = (
 _LIVE_ENDPOINTS: Final = tuple(
     endpoint
     for endpoint in ENDPOINTS
-    if endpoint.startswith(("GET", "HEAD")) or endpoint.endswith(("/metrics", "/plan"))
+    if endpoint.startswith(("GET", "HEAD")) or endpoint.endswith(("/metrics", "/plan", "/tasks"))
 )
 
 
@@ -195,12 +196,11 @@ class RestCatalogApi:
                 return RestAnswer(204)
             case "POST", ["plan"]:
                 return routes.plan(identifier, request)
-            case "DELETE", ["plan", _]:
-                # A plan is complete with its answer, so there is nothing to cancel.
-                return RestAnswer(204)
-            case ("GET", ["plan", _]) | ("POST", ["tasks"]):
+            case "POST", ["tasks"]:
+                return routes.tasks(identifier, request)
+            case "GET" | "DELETE", ["plan", _]:
                 raise NotFoundError(
-                    "the service keeps no plans: the answer of POST .../plan has every file"
+                    "there is no such plan: the service keeps none, and gives out no plan-id"
                 )
         raise _no_route(request)
 

@@ -264,6 +264,7 @@ _CATALOG_ROUTES: Final = (
     ("GET", "/live/namespaces/default/tables/{table}/credentials"),
     ("POST", "/live/namespaces/default/tables/{table}"),
     ("POST", "/live/namespaces/default/tables/{table}/plan"),
+    ("POST", "/live/namespaces/default/tables/{table}/tasks"),
     ("POST", "/live/namespaces/default/tables"),
     ("DELETE", "/live/namespaces/default/tables/{table}"),
     ("POST", "/namespaces/default/tables/{table}/plan"),

@@ -21,6 +21,7 @@ from pyiceberg.manifest import (
     ManifestFile,
     ManifestWriterV2,
 )
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update.snapshot import _OverwriteFiles, _SnapshotProducer
@@ -29,6 +30,7 @@ from pyiceberg.typedef import Record
 __all__ = [
     "commit_compaction",
     "commit_delete_files",
+    "deletion_vector",
     "equality_delete_file",
     "position_delete_file",
 ]
@@ -69,6 +71,24 @@ def position_delete_file(
 def equality_delete_file(table: Table, rows: pa.Table, *, partition: Record) -> DataFile:
     """Write one file of equality deletes on field 1."""
     return _write(table, rows, DataFileContent.EQUALITY_DELETES, partition, equality_ids=[1])
+
+
+def deletion_vector(table: Table, data_path: str, *, offset: int, partition: Record) -> DataFile:
+    """Return the record of a deletion vector (format version 3), of which there is no content."""
+    file = DataFile.from_args(
+        _table_format_version=3,
+        content=DataFileContent.POSITION_DELETES,
+        file_path=f"{table.location()}/data/vectors.puffin",
+        file_format=FileFormat.PUFFIN,
+        partition=partition,
+        record_count=1,
+        file_size_in_bytes=100,
+        referenced_data_file=data_path,
+        content_offset=offset,
+        content_size_in_bytes=40,
+    )
+    file.spec_id = table.spec().spec_id
+    return file
 
 
 def _write(
@@ -113,6 +133,11 @@ class _DeleteManifestWriter(ManifestWriterV2):
         return {**super()._meta, "content": "deletes"}
 
 
+class _VectorManifestWriter(_DeleteManifestWriter):
+    def _with_partition(self, format_version: Any) -> Schema:
+        return super()._with_partition(3)
+
+
 class _AddDeleteFiles(_SnapshotProducer["_AddDeleteFiles"]):
     """A snapshot that adds delete files and keeps everything else."""
 
@@ -126,7 +151,8 @@ class _AddDeleteFiles(_SnapshotProducer["_AddDeleteFiles"]):
         metadata = self._transaction.table_metadata
         parent = metadata.current_snapshot()
         assert parent is not None
-        writer = _DeleteManifestWriter(
+        are_vectors = any(file.file_format is FileFormat.PUFFIN for file in self._files)
+        writer = (_VectorManifestWriter if are_vectors else _DeleteManifestWriter)(
             metadata.spec(),
             metadata.schema(),
             self.new_manifest_output(),

@@ -161,6 +161,11 @@ STEPS: Final = {
 """Step -> the function, where its callers look it up."""
 
 BOUNDS: Final = {
+    "plan-files": Place(f"{_LAKE}._scan_files", "FILES_MAX", _SLOW),
+    "plan-delete-files": Place(f"{_LAKE}._scan_files", "DELETE_FILES_MAX", _SLOW),
+    "plan-references": Place(f"{_LAKE}._scan_files", "REFERENCES_MAX", _SLOW),
+    "plan-manifests": Place(f"{_LAKE}._scan_files", "GROUP_MANIFESTS", _SLOW),
+    "plan-judged": Place(f"{_LAKE}._scan_files", "JUDGED_MAX", _SLOW),
     "manifests-merged": Place(f"{_LAKE}.commits._new_manifests", "MERGE_MANIFESTS_MIN", _SLOW),
     "deletes-of-one-file": Place(f"{_LAKE}.files.position_deletes", "FILE_SCOPED_MAX", _SLOW),
     "landing-backoff": Place(

@@ -13,11 +13,12 @@ from typing import Any
 from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from streamhouse.core.errors import ForbiddenError, TableExistsError
-from streamhouse.lake._scan_planning import planned_scan
+from streamhouse.lake._scan_planning import next_tasks, planned_scan
 from streamhouse.lake.catalogs.guarded_catalog import guard_of
 from streamhouse.lake.guards._commit_guard import is_left_layout, protecting_table
 from streamhouse.lake.guards.served_tables import ServedTables
@@ -68,13 +69,22 @@ class CatalogTables:
         shown: LakeMetadata | None = None,
     ) -> dict[str, Any]:
         """Return the plan of a scan of a table, by default as the catalog has the table."""
+        return planned_scan(self._table(identifier, shown), request)
+
+    def planned_further(
+        self, identifier: Identifier, plan_task: str, *, shown: LakeMetadata | None = None
+    ) -> dict[str, Any]:
+        """Return the page of a plan that a plan task names."""
+        return next_tasks(self._table(identifier, shown), plan_task)
+
+    def _table(self, identifier: Identifier, shown: LakeMetadata | None) -> Table:
+        """Return the table as the catalog has it, or with the metadata `shown`."""
         if shown is None:
-            table = self._catalog.load_table(identifier)
-            metadata, files = table.metadata, table.io
-        else:
-            metadata = shown.metadata
-            files = self._catalog._load_file_io(metadata.properties, metadata.location)
-        return planned_scan(".".join(identifier), metadata, files, request)
+            return self._catalog.load_table(identifier)
+        files = self._catalog._load_file_io(shown.metadata.properties, shown.table_location)
+        location = shown.metadata_location or ""
+        table = Table(identifier, shown.metadata, location, files, self._catalog)
+        return guard_of(self._catalog).admitted(table)
 
     def exists(self, identifier: Identifier) -> bool:
         """Whether there is such a table."""

@@ -54,7 +54,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.typedef import Record
+from pyiceberg.typedef import Record, TableVersion
 from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
@@ -136,9 +136,14 @@ def manifests_of(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
     return manifest_files
 
 
-def entries_of(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
-    """Return the entries of a manifest, also entries of removed files."""
-    with _EntryFile(io.new_input(manifest.manifest_path)) as file:
+def entries_of(
+    io: FileIO, manifest: ManifestFile, *, version: TableVersion = DEFAULT_READ_VERSION
+) -> list[ManifestEntry]:
+    """Return the entries of a manifest, also entries of removed files.
+
+    Their fields are those of format version `version`.
+    """
+    with _EntryFile(io.new_input(manifest.manifest_path), version) as file:
         entries = list(file)
     check_manifest(
         manifest,
@@ -148,9 +153,12 @@ def entries_of(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
     return [_inherit_from_manifest(entry, manifest) for entry in entries]
 
 
-def live_entries(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
-    """Return the entries of a manifest whose files are live."""
-    return [e for e in entries_of(io, manifest) if e.status != ManifestEntryStatus.DELETED]
+def live_entries(
+    io: FileIO, manifest: ManifestFile, *, version: TableVersion = DEFAULT_READ_VERSION
+) -> list[ManifestEntry]:
+    """Return the entries of a manifest whose files are live, with the fields of `version`."""
+    entries = entries_of(io, manifest, version=version)
+    return [e for e in entries if e.status != ManifestEntryStatus.DELETED]
 
 
 class ManifestRow(NamedTuple):
@@ -349,8 +357,12 @@ class _KeptReaders(AvroFile[_D]):
 
 
 class _EntryFile(_KeptReaders[ManifestEntry]):
+    def __init__(self, file: InputFile, version: TableVersion) -> None:
+        super().__init__(file)
+        self._version = version
+
     def _reader_of(self, avro_schema: str) -> Reader:
-        return _entry_reader(avro_schema)
+        return _entry_reader(avro_schema, self._version)
 
 
 class _ManifestListFile(_KeptReaders[ManifestFile]):
@@ -364,10 +376,10 @@ def _header_reader() -> Reader:
 
 
 @lru_cache(_SCHEMAS_MAX)
-def _entry_reader(avro_schema: str) -> Reader:
+def _entry_reader(avro_schema: str, version: TableVersion) -> Reader:
     return resolve_reader(
         AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema)),
-        MANIFEST_ENTRY_SCHEMAS[DEFAULT_READ_VERSION],
+        MANIFEST_ENTRY_SCHEMAS[version],
         {-1: ManifestEntry, 2: DataFile},
         {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
     )

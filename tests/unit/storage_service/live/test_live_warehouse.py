@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyiceberg.table import StaticTable
 
 from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from streamhouse.storage_service.server.access._grants import token_hash
+from tests.support.held_step import lower
 from tests.support.in_process_service import (
     InProcessService,
     event_rows,
@@ -50,7 +52,7 @@ async def test_the_configuration_of_each_warehouse(tmp_path: Path) -> None:
         assert live < none
         changing = {endpoint for endpoint in live if not endpoint.startswith(("GET", "HEAD"))}
         table = "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}"
-        assert changing == {f"{table}/metrics", f"{table}/plan"}
+        assert changing == {f"{table}/{route}" for route in ("metrics", "plan", "tasks")}
         service.app.close()
 
 
@@ -65,8 +67,53 @@ async def test_a_scan_of_a_live_table_is_planned_with_its_newest_rows(tmp_path: 
             assert sum(task["data-file"]["record-count"] for task in tasks) == end
         for path in ("events$changelog", "nothing"):
             assert (await service.call("POST", f"{TABLES}/{path}/plan", json_body={})).status == 404
-        assert (await service.call("DELETE", f"{TABLES}/events/plan/1")).status == 204
-        assert (await service.call("GET", f"{TABLES}/events/plan/1")).status == 404
+        for method in ("GET", "DELETE"):
+            assert (await service.call(method, f"{TABLES}/events/plan/1")).status == 404
+        service.app.close()
+
+
+async def test_a_plan_of_a_live_table_goes_on_with_the_rows_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower(monkeypatch, "plan-files", 1)
+    async with in_process_service(tmp_path) as service:
+        await service.create_table(bucket_count=3)
+        await service.append([(bucket, 0, event_rows(0, 2)) for bucket in range(3)])
+        planned = await service.call("POST", f"{TABLES}/events/plan", json_body={})
+        tasks = planned.json()["file-scan-tasks"]
+        for start in (2, 3):
+            (name,) = planned.json()["plan-tasks"]
+            await service.append([(0, 0, event_rows(start, start + 1))])
+            for table, status in (("other", 404), ("events", 200)):
+                planned = await service.call(
+                    "POST", f"{TABLES}/{table}/tasks", json_body={"plan-task": name}
+                )
+                assert planned.status == status, planned.body
+            tasks += planned.json()["file-scan-tasks"]
+        assert "plan-tasks" not in planned.json()
+        assert [task["data-file"]["record-count"] for task in tasks] == [2, 2, 2]
+        # The table of that name now is another one.
+        assert (await service.call("DELETE", "/v1/tables/events")).status == 204
+        await service.create_table(bucket_count=3)
+        await service.append([(0, 0, event_rows(0, 1))])
+        again = await service.call("POST", f"{TABLES}/events/tasks", json_body={"plan-task": name})
+        assert again.status == 404
+        assert "plan the scan again" in again.json()["error"]["message"]
+        service.app.close()
+
+
+async def test_the_current_snapshot_of_a_live_table_is_planned_by_its_id(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        await service.append([(0, 0, event_rows(0, 3))])
+        loaded = await service.call("GET", f"{TABLES}/events")
+        body = {"snapshot-id": loaded.json()["metadata"]["current-snapshot-id"]}
+        planned = await service.call("POST", f"{TABLES}/events/plan", json_body=body)
+        assert len(planned.json()["file-scan-tasks"]) == 1
+        await service.append([(0, 0, event_rows(3, 4))])
+        planned = await service.call("POST", f"{TABLES}/events/plan", json_body=body)
+        assert planned.status == 404
+        assert "has no snapshot" in planned.json()["error"]["message"]
         service.app.close()
 
 
@@ -123,6 +170,12 @@ async def test_a_namespace_may_have_the_name_of_the_prefix(tmp_path: Path) -> No
         for name in ("namespaces", "own"):
             loaded = await service.call("GET", f"{LIVE}/namespaces/live/tables/{name}")
             assert loaded.status == 200
+        # A namespace of the catalog need not be a database.
+        await service.call("POST", namespaces, json_body={"namespace": ["elsewhere"]})
+        made = await service.call("POST", f"{namespaces}/elsewhere/tables", json_body=created)
+        own = f"{LIVE}/namespaces/elsewhere/tables/own"
+        assert (await service.call("GET", own)).status == 200
+        assert (await service.call("POST", f"{own}/plan", json_body={})).status == 200
         service.app.close()
 
 
@@ -190,6 +243,45 @@ async def test_the_grants_are_those_of_reading_the_table(tmp_path: Path) -> None
         service.app.close()
 
 
+async def test_planning_needs_the_grant_of_reading_the_table(tmp_path: Path) -> None:
+    grants = tmp_path / "grants.toml"
+    entry = '[[token]]\nname = "{0}"\nsha256 = "{1}"\ngrants = ["{2}"]\n'
+    tokens = {"r": "read:default.events", "w": "write:default.other", "lake": "read:lake"}
+    grants.write_text(
+        "".join(entry.format(name, token_hash(name.encode()), g) for name, g in tokens.items())
+    )
+    grants.chmod(0o600)
+    async with in_process_service(tmp_path / "data", token="owner", grants_file=grants) as service:
+        for path in ("default.events", "default.other"):
+            await service.service.manager.create_table(table_descriptor(path))
+        for method, route in (("POST", "plan"), ("POST", "tasks"), ("DELETE", "plan/1")):
+            answered = set()
+            for tables in (TABLES, f"{CATALOG}/namespaces/default/tables"):
+                for table in ("events", "other", "nothing"):
+                    for token, is_allowed in (
+                        ("r", table == "events"),
+                        ("w", table == "other"),
+                        ("lake", False),
+                    ):
+                        answer = await service.call(
+                            method,
+                            f"{tables}/{table}/{route}",
+                            json_body={"plan-task": "x"} if route == "tasks" else {},
+                            headers={"authorization": f"Bearer {token}"},
+                        )
+                        assert (answer.status == 403) != is_allowed, (token, table, answer.body)
+                        if is_allowed:
+                            answered.add(answer.status)
+                        else:
+                            # The refusal of a table that is there and of one that is not.
+                            assert "no grant 'read:default." in answer.json()["error"]["message"]
+                answer = await service.call(method, f"{tables}/events/{route}")
+                assert answer.status == 401
+            # What was never tiered is only in the warehouse `live`.
+            assert answered == ({200, 404} if route == "plan" else {404})
+        service.app.close()
+
+
 async def test_an_unchanged_table_is_not_answered_again(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
         await service.create_table()
@@ -248,6 +340,13 @@ async def test_any_shard_answers_for_the_live_tables_of_all(tmp_path: Path) -> N
                 assert await _names(service) == ["events"]
                 assert await _ids(service) == [0, 1, 2]
                 assert (await service.call("HEAD", f"{TABLES}/events")).status in (200, 204)
+            plans = [await s.call("POST", f"{TABLES}/events/plan", json_body={}) for s in (a, b)]
+            assert plans[0].json() == plans[1].json()
+            assert plans[0].json()["file-scan-tasks"][0]["data-file"]["record-count"] == 3
+            for service in (a, b):
+                body = {"plan-task": "x"}
+                tasks = await service.call("POST", f"{TABLES}/events/tasks", json_body=body)
+                assert (tasks.status, tasks.json()["error"]["type"]) == (404, "NotFoundException")
             etag = (await a.call("GET", f"{TABLES}/events")).headers["etag"]
             headers = {"if-none-match": etag}
             again = await b.call("GET", f"{TABLES}/events", headers=headers)

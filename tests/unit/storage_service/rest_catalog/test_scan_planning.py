@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, Final
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from pyiceberg.table import Table
 from pyiceberg.types import DecimalType, LongType
 
-from streamhouse.lake._scan_planning import _literal_of
+from streamhouse.lake._scan_request import _literal_of
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.rest_world import RestWorld
 
@@ -273,7 +274,14 @@ def _nested(depth: int) -> Any:
         ({"select": ["nothing"]}, 400, "column 'nothing' does not exist"),
         ({"select": [1]}, 400, "select must be a list of column names"),
         ({"case-sensitive": 1}, 400, "case-sensitive must be of JSON type boolean"),
-        ({"start-snapshot-id": 1, "end-snapshot-id": 2}, 501, "incremental scans"),
+        ({"start-snapshot-id": 1, "end-snapshot-id": 2}, 404, "has no snapshot 2"),
+        ({"start-snapshot-id": 1}, 400, "needs both start-snapshot-id and end-snapshot-id"),
+        ({"end-snapshot-id": 2}, 400, "needs both start-snapshot-id and end-snapshot-id"),
+        (
+            {"start-snapshot-id": 1, "end-snapshot-id": 2, "snapshot-id": 3},
+            400,
+            "must not stand beside",
+        ),
         ({"filter": []}, 400, "must be an object, true or false"),
         ({"filter": {"type": "eq", "term": "id", "value": "x"}}, 400, "is not a value of column"),
         ({"filter": {"type": "eq", "term": "day", "value": "x"}}, 400, "is not a value of column"),
@@ -283,6 +291,20 @@ def _nested(depth: int) -> Any:
         ({"filter": {"type": "in", "term": "id", "values": [1] * 10_001}}, 400, "at most 10000"),
         ({"filter": {"type": "like", "term": "id"}}, 400, "unknown expression type 'like'"),
         ({"filter": _nested(101)}, 400, "nested deeper than 100 levels"),
+        ({"filter": {"type": "eq", "term": "amount", "value": math.nan}}, 400, "not in JSON"),
+        ({"filter": {"type": "eq", "term": "amount", "value": math.inf}}, 400, "not in JSON"),
+        ({"filter": {"type": "eq", "term": "kind", "value": "x" * 2**20}}, 400, "at most 1048576"),
+        ({"filter": {"type": "eq", "term": {"type": []}, "value": 1}}, 400, "does not exist"),
+        ({"filter": {"type": "eq", "term": "id", "value": {"value": {}}}}, 400, "is not a value"),
+        ({"filter": {"type": "eq", "term": "id"}}, 400, "is not a value of column"),
+        ({"filter": {"type": "in", "term": "id", "values": {"1": 1}}}, 400, "must be a list"),
+        ({"filter": {"type": "in", "term": "id", "values": [[1]]}}, 400, "is not a value of"),
+        ({"filter": {"type": "and", "left": True}}, 400, "must be an object, true or false"),
+        ({"filter": {"type": ["eq"], "term": "id"}}, 400, "unknown expression type"),
+        ({"filter": {"type": "eq", "term": "\ud800", "value": 1}}, 400, "does not exist"),
+        ({"stats-fields": ["nothing"]}, 400, "column 'nothing' does not exist"),
+        ({"stats-fields": "id"}, 400, "stats-fields must be of JSON type array"),
+        ({"snapshot-id": True}, 400, "snapshot-id must be of JSON type integer"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -294,10 +316,23 @@ def test_what_is_wrong_is_said(
 
 
 def test_no_plan_is_kept(rest: RestWorld) -> None:
-    assert rest.call("DELETE", f"{_PATH}/1")[0] == 204
-    assert rest.call("GET", f"{_PATH}/1")[0] == 404
-    assert rest.call("POST", "namespaces/db/tables/t/tasks", {"plan-task": "x"})[0] == 404
+    for method in ("GET", "DELETE"):
+        status, answer = rest.call(method, f"{_PATH}/1")
+        assert status == 404
+        assert "there is no such plan" in answer["error"]["message"]
     assert rest.call("POST", "namespaces/db/tables/nothing/plan", {})[0] == 404
+
+
+def test_a_condition_of_very_many_parts_leaves_all_files(rest: RestWorld) -> None:
+    parts: list[Any] = [{"type": "eq", "term": "id", "value": -n} for n in range(1, 1_025)]
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [{"type": "or", "left": left, "right": right} for left, right in pairs]
+    _, everything = rest.call("POST", _PATH, {})
+    _, answer = rest.call("POST", _PATH, {"filter": parts[0]})
+    assert len(answer["file-scan-tasks"]) == len(everything["file-scan-tasks"])
+    assert answer["file-scan-tasks"][0]["residual-filter"] == parts[0]
+    assert not rest.call("POST", _PATH, {"filter": parts[0]["left"]["left"]})[1]["file-scan-tasks"]
 
 
 def test_a_decimal_of_more_digits_than_python_keeps_is_exact() -> None:

@@ -114,6 +114,18 @@ async def test_the_rest_catalog_vends_them_to_nobody_else(tmp_path: Path) -> Non
             asked.json()["storage-credentials"][0]["config"].items()
             >= {"s3.secret-access-key": "hush-key"}.items()
         )
+        for tables in (table, table.replace("/v1/", "/v1/live/")):
+            for token, headers in (("lake", wants), ("lake", {}), ("reader", wants)):
+                planned = await _as(
+                    service, token, "POST", f"{tables}/plan", json_body={}, headers=headers
+                )
+                assert planned.status == 200, planned.body
+                credentials = planned.json().get("storage-credentials")
+                if (token, headers) == ("lake", wants):
+                    assert credentials == asked.json()["storage-credentials"]
+                else:
+                    assert not credentials
+                    assert b"hush" not in planned.body
         refused = await _as(service, "reader", "GET", f"{table}/credentials")
         assert refused.status == 403
         assert "no grant 'read:lake'" in refused.body.decode()
