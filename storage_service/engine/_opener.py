@@ -35,6 +35,7 @@ from streamhouse.storage_service.directory.table_files import (
     save_lake_state,
 )
 from streamhouse.storage_service.directory.table_registry import TableRegistry
+from streamhouse.storage_service.engine.commit_clock import CommitClock
 from streamhouse.storage_service.engine.consumers import Consumers
 from streamhouse.storage_service.engine.keys._key_writer import KeyWriter
 from streamhouse.storage_service.engine.keys.key_bucket import (
@@ -187,6 +188,8 @@ class TableOpener:
         sidecars: Sequence[Sidecar],
     ) -> OpenTable:
         wakeups = Wakeups(self._waiter_limit)
+        last_us = max(bucket.tablet.now_us() for bucket in buckets)
+        clock = CommitClock(self._runtime.clock_us, last_us=last_us)
         keys = [bucket.keys for bucket in buckets if bucket.keys is not None]
         if not keys:
             tablets = [bucket.tablet for bucket in buckets]
@@ -198,11 +201,13 @@ class TableOpener:
                 consumers=consumers,
                 sidecars=sidecars,
                 wakeups=wakeups,
+                clock=clock,
             )
         writer = KeyWriter(
             keys,
             table=str(info.path),
             submit=self._submit,
+            clock=clock,
             executor=self._key_threads,
             on_published=wakeups.wake,
             frame_bytes_max=self._frame_bytes_max,
@@ -216,6 +221,7 @@ class TableOpener:
             consumers=consumers,
             sidecars=sidecars,
             wakeups=wakeups,
+            clock=clock,
         )
 
     async def _check_history(self, table: OpenTable) -> None:

@@ -33,6 +33,7 @@ from streamhouse.core.traces.stages import STAGES, stage_ended
 from streamhouse.core.wire.arrow_body import decode_payload
 from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine._write_gate import WriteGate
+from streamhouse.storage_service.engine.commit_clock import CommitClock
 from streamhouse.storage_service.engine.consumers import Consumer, Consumers
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.sidecar import Sidecar
@@ -86,6 +87,7 @@ class OpenTable(abc.ABC):
         consumers: Consumers,
         sidecars: Sequence[Sidecar],
         wakeups: Wakeups,
+        clock: CommitClock,
     ) -> None:
         assert len(tablets) == info.bucket_count, "every bucket has its log"
         self.info = info
@@ -94,6 +96,7 @@ class OpenTable(abc.ABC):
         self.consumers = consumers
         self._sidecars = {type(sidecar): sidecar for sidecar in sidecars}
         self.wakeups = wakeups
+        self.clock = clock
         self.gate = WriteGate()
         """Passed by every write."""
         self.keep_lake(lake)
@@ -393,7 +396,7 @@ class LogTable(OpenTable):
         """
         if not batches:
             return Appended(ranges={}, timestamp_us=clock_us())
-        unit = [(self.tablet(batch.bucket), batch) for batch in batches]
+        tablets = [self.tablet(batch.bucket) for batch in batches]
         loop = asyncio.get_running_loop()
         committed: asyncio.Future[CommitOutcome] = loop.create_future()
 
@@ -412,7 +415,9 @@ class LogTable(OpenTable):
         stage_ended("gate")
         try:
             self.check_versions(batches)
-            submit(unit, on_done)
+            time_us = self.clock.next_us()
+            stamped = [batch._replace(timestamp_us=time_us) for batch in batches]
+            submit(list(zip(tablets, stamped, strict=True)), on_done)
         except BaseException:
             self.gate.leave()
             raise

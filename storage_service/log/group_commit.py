@@ -67,7 +67,7 @@ _SLOWER: Final = 1.25
 
 
 Unit = Sequence[tuple[LogTablet, RoutedBatch]]
-"""Batches stored together, each with its log; batches without a time get a common time."""
+"""Batches stored together, each with its log."""
 
 
 class CommitTimes:
@@ -364,14 +364,12 @@ def _append(unit: _Unit) -> bool:
     results: list[AppendResult] = []
     touched: list[LogTablet] = []
     entries = unit.entries
-    # One time for all batches, so that no cut by time splits a unit.
-    now_us = max([tablet.now_us() for tablet, _ in entries]) if len(entries) > 1 else 0
     try:
         for tablet, batch in entries:
             # A refused batch is not queued: a single batch leaves nothing to take back.
             if len(entries) > 1 and tablet not in kept_counts:
                 kept_counts[tablet] = tablet.queued_count
-            result = tablet.append(batch, now_us=now_us)
+            result = tablet.append(batch)
             results.append(result)
             # A repetition of a batch in this same group is not durable either.
             if result.end_offset > tablet.log_end_offset:

@@ -207,17 +207,17 @@ class LogTablet:
         """The number of batches appended since the last flush."""
         return len(self._queue.queued)
 
-    def append(self, batch: RoutedBatch, *, now_us: int = 0) -> AppendResult:
+    def append(self, batch: RoutedBatch) -> AppendResult:
         """Queue one batch and return its offsets, durable after the next `flush`.
 
-        The payload must not change until the flush. A batch without a time is stamped `now_us`, or
-        now, but never earlier than the previous batch. With a writer, a repeated sequence returns
+        The payload must not change until the flush. A batch without a time is stamped now; no
+        batch is stamped earlier than the previous batch. With a writer, a repeated sequence returns
         its first offsets without a second append, and a sequence out of order raises
         OutOfOrderSequenceError. A result ending above `log_end_offset`, also of a duplicate,
         depends on the next flush.
         """
         queue, options = self._queue, self._options
-        timestamp_us = batch.timestamp_us or now_us
+        timestamp_us = batch.timestamp_us
         with self._lock:
             payload, earlier_append = queue.checked(
                 batch, bytes_max=options.frame_bytes_max, log=self

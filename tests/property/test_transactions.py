@@ -1,4 +1,7 @@
-"""Transactions, appends and restarts in any order, against a model: a cut never shows half."""
+"""Transactions, appends and restarts in any order, against a model: a cut never shows half.
+
+All rows of a request or transaction have one time, and no two share one, whatever the clock does.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ class _World:
 
     is_keyed: bool
     random: Random
+    now_us: int = 1_000_000
     next_id: int = 0
     units: list[Ranges] = field(default_factory=list)
     rows: dict[int, list[int]] = field(default_factory=lambda: {b: [] for b in range(_BUCKETS)})
@@ -51,6 +55,11 @@ class _World:
             ids[bucket] = list(range(self.next_id, self.next_id + count))
             self.next_id += count
         return ids
+
+    def clock_us(self) -> int:
+        """Return the time of a clock that often stands, and sometimes goes back."""
+        self.now_us += self.random.choice((0, 0, 0, 1, 1_000, -1, -1_000))
+        return self.now_us
 
     def written(self, ranges: Ranges, ids: dict[int, list[int]]) -> None:
         """Note that these ids are stored; whose unit comes first in a bucket shows by its range."""
@@ -148,7 +157,7 @@ async def _watch(table: OpenTable, world: _World) -> None:
 
 async def _live(data_dir: Path, world: _World, rounds: list[list[str]]) -> None:
     """One life of the service: each round's actions run at the same time."""
-    async with open_manager(data_dir, **_CONFIG) as manager:
+    async with open_manager(data_dir, clock_us=world.clock_us, **_CONFIG) as manager:
         if not manager.list_tables(None):
             key = ("id",) if world.is_keyed else ()
             await manager.create_table(table_descriptor(bucket_count=_BUCKETS, primary_key=key))
@@ -167,14 +176,29 @@ def _check(table: OpenTable, world: _World) -> None:
             sides = {cut[b] >= end for b, (start, end) in unit.items() if end > start}
             assert len(sides) < 2, f"cut {cut} shows half of {unit}"
             assert all(not start < cut[b] < end for b, (start, end) in unit.items())
+    times: list[dict[int, int]] = []
     for bucket, tablet in enumerate(table.tablets):
         found: list[int] = []
+        times.append({})
         while len(found) < tablet.high_watermark:
             for frame in tablet.read(len(found), bytes_max=1 << 20):
+                times[bucket].update(
+                    dict.fromkeys(
+                        range(len(found), len(found) + frame.row_count), frame.timestamp_us
+                    )
+                )
                 payload = pa.py_buffer(frame.payload)
                 rows = pa.ipc.read_record_batch(payload, table.info.log_schema)
                 found += rows.column("id").to_pylist()
         assert found == world.rows[bucket]
+    versions = []
+    for unit in world.units:
+        of_unit = {times[b][row] for b, (start, end) in unit.items() for row in range(start, end)}
+        assert len(of_unit) < 2, f"{unit} has several versions {of_unit}"
+        versions += of_unit
+    assert len(set(versions)) == len(versions), "two commits share a version"
+    for of_bucket in times:
+        assert list(of_bucket.values()) == sorted(of_bucket.values())
     if world.is_keyed:
         for bucket, keys in enumerate(table.key_buckets):
             assert keys.row_count == len(world.rows[bucket])

@@ -270,7 +270,6 @@ class KeyPlanner:
             schema_id=self._buckets[write.bucket].rows.rules.schema_id,
             writer_id=request.writer_id,
             sequence=write.sequence,
-            timestamp_us=request.timestamp_us or 0,
             continuity=write.continuity,
         )
         return KeyPart(write.bucket, start, end, 0, planned.write, batch)

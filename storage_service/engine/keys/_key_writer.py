@@ -49,6 +49,7 @@ from streamhouse.core.errors import (
     UnavailableError,
 )
 from streamhouse.core.traces.stages import STAGES
+from streamhouse.storage_service.engine.commit_clock import CommitClock
 from streamhouse.storage_service.engine.keys._key_planner import KeyPlanner, KeyRequest
 from streamhouse.storage_service.engine.keys._write_group import WriteGroup
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
@@ -80,6 +81,7 @@ class KeyWriter:
         *,
         table: str,
         submit: Submit,
+        clock: CommitClock,
         executor: Executor,
         on_published: Callable[[Iterable[int]], None],
         frame_bytes_max: int,
@@ -88,6 +90,7 @@ class KeyWriter:
         self._table = table
         self._planner = KeyPlanner(buckets, table=table, frame_bytes_max=frame_bytes_max)
         self._submit = submit
+        self._clock = clock
         self._executor = executor
         self._on_published = on_published
         self._waiting: deque[KeyRequest] = deque()
@@ -277,7 +280,7 @@ class KeyWriter:
     def _store(self) -> None:
         """Make the planned changes durable, all as one unit."""
         assert self._planned is not None
-        unit = self._planned.unit()
+        unit = self._planned.unit(self._clock)
         stored, self._planned = self._planned, None
         self._stored = stored
         if not unit:

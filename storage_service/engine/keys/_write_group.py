@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from streamhouse.core.errors import InternalError
+from streamhouse.storage_service.engine.commit_clock import CommitClock
 from streamhouse.storage_service.engine.keys._key_planner import KeyRequest
 from streamhouse.storage_service.engine.keys.key_bucket import AppliedRows, KeyBucket
 from streamhouse.storage_service.log.append_queue import RoutedBatch
@@ -49,8 +50,8 @@ class WriteGroup:
         for stages in self._stages:
             stages.end(name)
 
-    def unit(self) -> list[tuple[LogTablet, RoutedBatch]]:
-        """Return the planned changes with their logs, in order.
+    def unit(self, clock: CommitClock) -> list[tuple[LogTablet, RoutedBatch]]:
+        """Return the planned changes with their logs, in order; each request has a time of its own.
 
         Raises `InternalError` unless the changes continue the logs and nothing else is planned
         after them: other contents of a log would be no history, and could not be taken back.
@@ -58,6 +59,7 @@ class WriteGroup:
         unit: list[tuple[LogTablet, RoutedBatch]] = []
         ends: dict[int, int] = {}
         for request in self.requests:
+            time_us = request.timestamp_us or clock.next_us()
             for part in request.parts:
                 changes = part.changes
                 if changes is None:
@@ -70,7 +72,7 @@ class WriteGroup:
                         f" {part.end}, but its log ends at {end}"
                     )
                 ends[part.bucket] = part.end
-                unit.append((bucket.log, changes))
+                unit.append((bucket.log, changes._replace(timestamp_us=time_us)))
         for number, end in ends.items():
             if self._buckets[number].rows.planned_offset != end:
                 raise InternalError(

@@ -15,6 +15,7 @@ from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.traces.stages import stage_ended
 from streamhouse.storage_service.directory.runtime import clock_us
+from streamhouse.storage_service.engine.commit_clock import CommitClock
 from streamhouse.storage_service.engine.consumers import Consumers
 from streamhouse.storage_service.engine.keys._key_writer import KeyWriter
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
@@ -43,6 +44,7 @@ class KeyTable(OpenTable):
         consumers: Consumers,
         sidecars: Sequence[Sidecar],
         wakeups: Wakeups,
+        clock: CommitClock,
     ) -> None:
         logs = [bucket.log for bucket in buckets]
         super().__init__(
@@ -53,6 +55,7 @@ class KeyTable(OpenTable):
             consumers=consumers,
             sidecars=sidecars,
             wakeups=wakeups,
+            clock=clock,
         )
         self.key_buckets = tuple(buckets)
         self.key_writer = writer

@@ -136,6 +136,7 @@ class TransactionRunner:
     async def redo(self, transaction: OpenTransaction) -> Decision:
         """Complete the decided transactions of the last run."""
         assert transaction.decision is not None
+        self._table.clock.skip(transaction.decision.result.timestamp_us)
         parts = await self._runtime.run(self._open_parts, transaction)
         outcome = await self._carry_out(transaction, transaction.decision, parts)
         _logger.info(
@@ -216,8 +217,8 @@ class TransactionRunner:
                 decision.result,
                 status=TransactionStatus.COMMITTING,
                 row_count=row_count,
-                # All its rows have this time: no cut by time has a part of a transaction.
-                timestamp_us=max(tablet.now_us() for tablet in self._table.tablets),
+                # The time of all rows: no cut by time has a part of a transaction.
+                timestamp_us=self._table.clock.next_us(),
             )
             is_overwrite = spec.operation is TransactionOperation.OVERWRITE
             decision = replace(

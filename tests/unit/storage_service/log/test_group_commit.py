@@ -170,15 +170,6 @@ def test_a_unit_is_durable_then_visible_then_answered(service: CommitHarness) ->
     assert service.stored(_B) == [b"rows"]
 
 
-def test_all_batches_of_a_unit_have_one_time_which_never_goes_back(service: CommitHarness) -> None:
-    service.clocks[_B].now_us = 5_000_000
-    unit = service.commit(service.batch(_A), service.batch(_B), service.batch(_A, b"more"))
-    later = service.commit(service.batch(_A))
-
-    assert [result.timestamp_us for result in unit.results] == [5_000_000] * 3
-    assert [result.timestamp_us for result in later.results] == [5_000_000]
-
-
 def test_a_given_time_is_taken_unless_it_is_past(service: CommitHarness) -> None:
     log, batch = service.batch(_A)
     units = [
