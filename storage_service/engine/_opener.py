@@ -35,7 +35,7 @@ from streamhouse.storage_service.directory.table_files import (
     save_lake_state,
 )
 from streamhouse.storage_service.directory.table_registry import TableRegistry
-from streamhouse.storage_service.engine.commit_clock import CommitClock
+from streamhouse.storage_service.engine._commit_clock import CommitClock
 from streamhouse.storage_service.engine.consumers import Consumers
 from streamhouse.storage_service.engine.keys._key_writer import KeyWriter
 from streamhouse.storage_service.engine.keys.key_bucket import (

@@ -32,8 +32,8 @@ from streamhouse.core.model.table_state import TableState
 from streamhouse.core.traces.stages import STAGES, stage_ended
 from streamhouse.core.wire.arrow_body import decode_payload
 from streamhouse.storage_service.directory.runtime import clock_us
+from streamhouse.storage_service.engine._commit_clock import CommitClock
 from streamhouse.storage_service.engine._write_gate import WriteGate
-from streamhouse.storage_service.engine.commit_clock import CommitClock
 from streamhouse.storage_service.engine.consumers import Consumer, Consumers
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.sidecar import Sidecar

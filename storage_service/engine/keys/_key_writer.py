@@ -49,7 +49,7 @@ from streamhouse.core.errors import (
     UnavailableError,
 )
 from streamhouse.core.traces.stages import STAGES
-from streamhouse.storage_service.engine.commit_clock import CommitClock
+from streamhouse.storage_service.engine._commit_clock import CommitClock
 from streamhouse.storage_service.engine.keys._key_planner import KeyPlanner, KeyRequest
 from streamhouse.storage_service.engine.keys._write_group import WriteGroup
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket

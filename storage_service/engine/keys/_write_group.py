@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from streamhouse.core.errors import InternalError
-from streamhouse.storage_service.engine.commit_clock import CommitClock
+from streamhouse.storage_service.engine._commit_clock import CommitClock
 from streamhouse.storage_service.engine.keys._key_planner import KeyRequest
 from streamhouse.storage_service.engine.keys.key_bucket import AppliedRows, KeyBucket
 from streamhouse.storage_service.log.append_queue import RoutedBatch

@@ -15,7 +15,7 @@ from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.traces.stages import stage_ended
 from streamhouse.storage_service.directory.runtime import clock_us
-from streamhouse.storage_service.engine.commit_clock import CommitClock
+from streamhouse.storage_service.engine._commit_clock import CommitClock
 from streamhouse.storage_service.engine.consumers import Consumers
 from streamhouse.storage_service.engine.keys._key_writer import KeyWriter
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
