@@ -17,6 +17,7 @@ from streamhouse.core.errors import (
     InvalidRequestError,
     TableNotFoundError,
 )
+from streamhouse.core.model.lake.facts import OWNER_PROPERTIES, SERVICE_ID_PROPERTY
 from streamhouse.core.model.values.units import parse_boolean
 from streamhouse.lake.catalogs.guarded_catalog import check_namespace
 from streamhouse.lake.catalogs.open_catalog import OpenCatalog
@@ -121,13 +122,21 @@ class NamespaceRoutes:
 class TableRoutes:
     """Lists, loads, creates, commits to, registers, renames and drops tables of one catalog.
 
-    With `live` the service's own tables are shown as they are now.
+    With `live` the service's own tables are shown as they are now. `live_of` is the service in a
+    request of the warehouse `live`, which shows none of its lake tables as committed.
     """
 
     def __init__(
-        self, catalog: OpenCatalog, tables: ServedTables, files: FileAccess, live: LivePart
+        self,
+        catalog: OpenCatalog,
+        tables: ServedTables,
+        files: FileAccess,
+        live: LivePart,
+        *,
+        live_of: str | None,
     ) -> None:
         self._live = live
+        self._live_of = live_of
         self._tables = CatalogTables(catalog.get(), tables)
         self._commits = TableCommits(catalog.get(), tables)
         self._files = files
@@ -158,8 +167,7 @@ class TableRoutes:
 
     def plan(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
         """Answer the files that a scan needs; see `planned_scan`."""
-        self._check_shown(identifier)
-        plan = self._tables.planned(identifier, request.json(), shown=self._live.table)
+        plan = self._tables.planned(identifier, request.json(), shown=self._shown(identifier))
         if request.wants_credentials:
             location = self._load(identifier).table_location
             plan["storage-credentials"] = self._files.storage_credentials(location)
@@ -167,17 +175,17 @@ class TableRoutes:
 
     def tasks(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
         """Answer the next files of a plan; see `next_tasks`."""
-        self._check_shown(identifier)
         plan_task = request.json().get("plan-task")
         if not isinstance(plan_task, str):
             raise InvalidRequestError("plan-task must be a text")
-        shown = self._live.table
+        shown = self._shown(identifier)
         return RestAnswer.of(self._tables.planned_further(identifier, plan_task, shown=shown))
 
     def exists(self, identifier: Identifier) -> RestAnswer:
         """Answer 204 if the table exists."""
-        is_there = identifier[-1] in self._live.tables
-        if not is_there and (self._is_owned(identifier) or not self._tables.exists(identifier)):
+        if self._live_of is not None and identifier[-1] not in self._live.tables:
+            self._load(identifier)
+        elif self._live_of is None and not self._tables.exists(identifier):
             raise TableNotFoundError(f"lake table '{'.'.join(identifier)}' does not exist")
         return RestAnswer(204)
 
@@ -254,17 +262,34 @@ class TableRoutes:
     def _is_owned(self, identifier: Identifier) -> bool:
         return identifier[-1].partition("$")[0] in self._live.owned
 
-    def _load(self, identifier: Identifier) -> LakeMetadata:
-        self._check_shown(identifier)
-        return self._live.table or self._tables.load(identifier)
+    def _shown(self, identifier: Identifier) -> LakeMetadata | None:
+        """Return what a request of the warehouse `live` plans on; None in the other warehouse."""
+        return None if self._live_of is None else self._load(identifier)
 
-    def _check_shown(self, identifier: Identifier) -> None:
-        if self._live.table is None and self._is_owned(identifier):
+    def _load(self, identifier: Identifier) -> LakeMetadata:
+        if self._live.table is not None:
+            return self._live.table
+        if self._is_owned(identifier):
             raise TableNotFoundError(f"live table '{'.'.join(identifier)}' does not exist")
+        loaded = self._tables.load(identifier)
+        if self._live_of is not None and _is_of_service(loaded, self._live_of):
+            raise TableNotFoundError(
+                f"live table '{'.'.join(identifier)}' does not exist; the lake table of this name"
+                " has what was committed of a dropped table, or of a table of another name: load it"
+                " from the catalog's other warehouse"
+            )
+        return loaded
 
     def _loaded(self, table: LakeMetadata, request: RestRequest) -> RestAnswer:
         config = self._files.config(with_secrets=request.wants_credentials)
         return _metadata_answer(table, config=config)
+
+
+def _is_of_service(table: LakeMetadata, service_id: str) -> bool:
+    properties = table.metadata.properties
+    # Earlier releases wrote no id of the service.
+    is_own = properties.get(SERVICE_ID_PROPERTY, service_id) == service_id
+    return is_own and not properties.keys().isdisjoint(OWNER_PROPERTIES)
 
 
 def _metadata_answer(

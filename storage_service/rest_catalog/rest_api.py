@@ -138,9 +138,9 @@ class RestCatalogApi:
             case ("namespaces", *segments):
                 return self._below_namespaces(request, tables, segments, live)
             case ("tables", "rename") if request.method == "POST":
-                return self._table_routes(tables, live).rename(request)
+                return self._table_routes(request, tables, live).rename(request)
             case ("transactions", "commit") if request.method == "POST":
-                return self._table_routes(tables, live).commit_many(request)
+                return self._table_routes(request, tables, live).commit_many(request)
         raise _no_route(request)
 
     def _below_namespaces(
@@ -154,11 +154,11 @@ class RestCatalogApi:
             case _, [] | ["properties"]:
                 return _one_namespace(namespaces, namespace, request, segments[1:])
             case "GET", ["tables"]:
-                return self._table_routes(tables, live).list(namespace, request)
+                return self._table_routes(request, tables, live).list(namespace, request)
             case "POST", ["tables"]:
-                return self._table_routes(tables, live).create(namespace, request)
+                return self._table_routes(request, tables, live).create(namespace, request)
             case "POST", ["register"]:
-                return self._table_routes(tables, live).register(namespace, request)
+                return self._table_routes(request, tables, live).register(namespace, request)
             case _, ["tables", table, *tail]:
                 return self._one_table((*namespace, table), request, tables, tail, live)
             case "GET", ["views"]:
@@ -179,7 +179,7 @@ class RestCatalogApi:
         tail: list[str],
         live: LivePart,
     ) -> RestAnswer:
-        routes = self._table_routes(tables, live)
+        routes = self._table_routes(request, tables, live)
         match request.method, tail:
             case "GET", []:
                 return routes.load(identifier, request)
@@ -204,8 +204,11 @@ class RestCatalogApi:
                 )
         raise _no_route(request)
 
-    def _table_routes(self, tables: ServedTables, live: LivePart) -> TableRoutes:
-        return TableRoutes(self._open, tables, self._files, live)
+    def _table_routes(
+        self, request: RestRequest, tables: ServedTables, live: LivePart
+    ) -> TableRoutes:
+        live_of = tables.service_id if request.is_live else None
+        return TableRoutes(self._open, tables, self._files, live, live_of=live_of)
 
 
 def _config(request: RestRequest) -> RestAnswer:

@@ -179,6 +179,35 @@ async def test_a_namespace_may_have_the_name_of_the_prefix(tmp_path: Path) -> No
         service.app.close()
 
 
+async def test_what_rounds_committed_of_a_dropped_table_is_in_the_other_warehouse_alone(
+    tmp_path: Path,
+) -> None:
+    async with in_process_service(tmp_path) as service:
+        own, plan = service.service.manager.service_id, {"case-sensitive": True}
+        tables = f"{CATALOG}/namespaces/default/tables"
+        await service.call("POST", f"{CATALOG}/namespaces", json_body={"namespace": ["default"]})
+        for name, properties in {
+            "dropped": {"streamhouse.table-id": "99", "streamhouse.service-id": own},
+            "dropped$changelog": {"streamhouse.changelog-of-table-id": "99"},
+            "neighbour": {"streamhouse.table-id": "99", "streamhouse.service-id": "ab"},
+            "foreign": {},
+        }.items():
+            schema = {"type": "struct", "schema-id": 0, "fields": []}
+            body = {"name": name, "schema": schema, "properties": properties}
+            assert (await service.call("POST", tables, json_body=body)).status == 200
+            path = name.replace("$", "%24")
+            is_live = not name.startswith("dropped")
+            for method, tail, sent in (("GET", "", None), ("POST", "/plan", plan)):
+                answer = await service.call(method, f"{TABLES}/{path}{tail}", json_body=sent)
+                assert answer.status == (200 if is_live else 404)
+                assert is_live or "of a dropped table" in answer.json()["error"]["message"]
+                other = await service.call(method, f"{tables}/{path}{tail}", json_body=sent)
+                assert other.status == 200
+            head = await service.call("HEAD", f"{TABLES}/{path}")
+            assert head.status == (204 if is_live else 404)
+        service.app.close()
+
+
 async def test_every_change_is_refused(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
         await service.create_table()
