@@ -47,8 +47,15 @@ def live(service: ServiceProcess) -> RestCatalog:
 
 
 def _read(live: RestCatalog, table: str) -> dict[int, str]:
-    rows = live.load_table(table).scan().to_arrow()
-    return dict(zip(rows["id"].to_pylist(), rows["name"].to_pylist(), strict=True))
+    """The rows as pyiceberg reads them, with a plan of its own and with the service's."""
+    uri = live.properties["uri"]
+    planning = {"type": "rest", "warehouse": "live", "scan-planning-mode": "server"}
+    own, served = (
+        catalog.load_table(table).scan().to_arrow()
+        for catalog in (live, load_catalog("planned", uri=uri, **planning))
+    )
+    assert own.sort_by("id").equals(served.sort_by("id"))
+    return dict(zip(own["id"].to_pylist(), own["name"].to_pylist(), strict=True))
 
 
 def test_rows_are_there_before_and_after_rounds(

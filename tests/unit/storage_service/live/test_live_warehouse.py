@@ -107,9 +107,13 @@ async def test_the_current_snapshot_of_a_live_table_is_planned_by_its_id(tmp_pat
         await service.create_table()
         await service.append([(0, 0, event_rows(0, 3))])
         loaded = await service.call("GET", f"{TABLES}/events")
+        written = sorted(tmp_path.glob("**/live/*/*"))
         body = {"snapshot-id": loaded.json()["metadata"]["current-snapshot-id"]}
         planned = await service.call("POST", f"{TABLES}/events/plan", json_body=body)
         assert len(planned.json()["file-scan-tasks"]) == 1
+        # The load has written what the plan needs.
+        assert written
+        assert sorted(tmp_path.glob("**/live/*/*")) == written
         await service.append([(0, 0, event_rows(3, 4))])
         planned = await service.call("POST", f"{TABLES}/events/plan", json_body=body)
         assert planned.status == 404
