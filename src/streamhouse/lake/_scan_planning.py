@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final
 
-from pyiceberg.conversions import from_bytes, to_json
+from pyiceberg.conversions import to_json
 from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile
@@ -182,14 +182,8 @@ def _content_file(
     ):
         value |= _map(key, {i: n for i, n in (counts or {}).items() if i in stats})
     for key, bounds in (("lower-bounds", file.lower_bounds), ("upper-bounds", file.upper_bounds)):
-        shown = {
-            i: to_json(kind, bound)
-            for i, data in (bounds or {}).items()
-            if i in stats and isinstance(kind := types.get(i), PrimitiveType)
-            # JSON has no infinite numbers; a file may lack a bound.
-            if _is_in_json(bound := from_bytes(kind, data))
-        }
-        value |= _map(key, shown)
+        # In the binary form of manifests: Iceberg Java reads no other, whatever a column's type.
+        value |= _map(key, {i: b.hex().upper() for i, b in (bounds or {}).items() if i in stats})
     return value
 
 
