@@ -346,4 +346,5 @@ def _literal_of(value: Any, kind: IcebergType) -> Literal[Any]:
         raise TypeError
     # pyiceberg sends texts of numbers, and numbers of days and microseconds.
     converted: Literal[Any] = literal(value).to(kind)
-    return converted
+    # As pyiceberg does once more: a number beyond the type stays one for columns of numbers only.
+    return converted.to(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from decimal import Decimal
@@ -292,6 +293,7 @@ def _nested(depth: int) -> Any:
         ({"filter": {"type": "eq", "term": "day", "value": "x"}}, 400, "is not a value of column"),
         ({"filter": {"type": "eq", "term": "day", "value": 1.5}}, 400, "is not a value of column"),
         ({"filter": {"type": "eq", "term": "raw", "value": "xyz"}}, 400, "is not a value of"),
+        ({"filter": {"type": "eq", "term": "day", "value": 1 << 31}}, 400, "is not a value of"),
         ({"filter": {"type": "starts-with", "term": "id", "value": "x"}}, 400, "needs a string"),
         ({"filter": {"type": "in", "term": "id", "values": [1] * 10_001}}, 400, "at most 10000"),
         ({"filter": {"type": "like", "term": "id"}}, 400, "unknown expression type 'like'"),
@@ -343,3 +345,48 @@ def test_a_condition_of_very_many_parts_leaves_all_files(rest: RestWorld) -> Non
 def test_a_decimal_of_more_digits_than_python_keeps_is_exact() -> None:
     value = "123456789012345678901234567890123456.78"
     assert _literal_of(value, DecimalType(38, 2)).value == Decimal(value)
+
+
+_SCALARS: Final = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=3),
+    st.sampled_from([*_VALUES, "raw", "2026-01-01", "1e999999", "and", "in", "NaN", "\ud800"]),
+)
+_ANY_JSON: Final = st.recursive(
+    _SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2),
+        st.fixed_dictionaries(
+            {"type": st.sampled_from(["eq", "in", "and", "not", "lt", "starts-with", "is-nan", 1])},
+            optional={
+                key: st.one_of(inner, st.sampled_from([*_VALUES, "raw"]))
+                for key in ("term", "value", "values", "left", "right", "child", "transform")
+            },
+        ),
+    ),
+    max_leaves=6,
+)
+_FIELDS: Final = (
+    *("filter", "select", "stats-fields", "snapshot-id", "start-snapshot-id", "end-snapshot-id"),
+    *("case-sensitive", "use-snapshot-schema", "min-rows-requested"),
+)
+
+
+@given(
+    body=st.one_of(
+        st.fixed_dictionaries({}, optional={"filter": _ANY_JSON, "case-sensitive": st.booleans()}),
+        st.dictionaries(st.sampled_from(_FIELDS), _ANY_JSON, max_size=3),
+        _ANY_JSON,
+    )
+)
+def test_any_body_is_planned_or_refused_in_a_sentence(rest: RestWorld, body: Any) -> None:
+    status, answer = rest.call("POST", _PATH, body)
+    assert status in (200, 400, 404), answer
+    if status == 200:
+        json.dumps(answer, allow_nan=False)
+    else:
+        assert "Traceback" not in answer["error"]["message"]
+        assert len(answer["error"]["message"]) < 1_000
