@@ -215,6 +215,7 @@ def _output(
         columns=schema.names,
         include_metadata=False,
         has_change_type=CHANGE_TYPE_COLUMN in schema.names,
+        is_spark_form=options.change_options is not None,
     )
     table = str(options.connection.name.path)
     check_types(output, schema, table=table, is_loaded=is_loaded)

@@ -196,7 +196,8 @@ class QueryTable:
 
     def _where(self, scans: Sequence[ScanNeeds]) -> str | None:
         """Return a predicate for a superset of the rows that the scans need."""
-        if any(not scan.conditions for scan in scans):
+        is_folded = "deduplicationmode" in map(str.lower, self.options)
+        if is_folded or any(not scan.conditions for scan in scans):
             return None
         always = {f"isnotnull({quoted(c.name)})" for c in self.schema.columns if not c.nullable}
         alternatives = []

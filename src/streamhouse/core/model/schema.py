@@ -42,6 +42,15 @@ TIMESTAMP_COLUMN: Final = "__timestamp"
 CHANGE_TYPE_COLUMN: Final = "__change_type"
 RETRACTS_COLUMN: Final = "__retracts"
 FOUND_COLUMN: Final = "__found"
+SPARK_CHANGE_TYPE_COLUMN: Final = "_change_type"
+COMMIT_VERSION_COLUMN: Final = "_commit_version"
+COMMIT_TIMESTAMP_COLUMN: Final = "_commit_timestamp"
+SPARK_CHANGE_COLUMNS: Final = (
+    SPARK_CHANGE_TYPE_COLUMN,
+    COMMIT_VERSION_COLUMN,
+    COMMIT_TIMESTAMP_COLUMN,
+)
+"""The columns of changes in Spark's form, which a table may have itself."""
 RESERVED_COLUMNS: Final = (
     BUCKET_COLUMN,
     OFFSET_COLUMN,

@@ -63,9 +63,12 @@ def table_id_of(headers: Mapping[bytes, bytes]) -> int | None:
 def check_name(kind: str, name: str) -> None:
     """Raise `InvalidNameError` unless `name` may name a database or table."""
     if not _NAME.fullmatch(name):
+        parts = ""
+        if "$" in name:
+            parts = "; client.read, scan, count and query, and Spark, read the parts of a table"
         raise InvalidNameError(
             f"{kind} name '{name[:140]}' is not valid: use 1 to 128 letters, digits and"
-            " underscores, not starting with a digit"
+            f" underscores, not starting with a digit{parts}"
         )
 
 

@@ -291,7 +291,7 @@ def _output(table: TableInfo) -> tuple[ScanColumn, ...]:
         columns=None,
         include_metadata=False,
         table=str(table.path),
-        change_type=change_type_column(has_changelog=True) if is_changelog else None,
+        change_columns=(change_type_column(has_changelog=True),) if is_changelog else (),
     )
     _, offset, timestamp = SYSTEM_COLUMNS
     return (*columns, offset, timestamp)

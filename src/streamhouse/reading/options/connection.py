@@ -24,6 +24,7 @@ from streamhouse.core.model.table import TablePath
 __all__ = [
     "BUCKETS",
     "CHANGELOG",
+    "CHANGES",
     "FILES",
     "HISTORY",
     "ICEBERG",
@@ -41,6 +42,8 @@ __all__ = [
 LAKE: Final = "lake"
 LOG: Final = "log"
 CHANGELOG: Final = "changelog"
+CHANGES: Final = "changes"
+"""The changelog in Spark's form."""
 ICEBERG: Final = "iceberg"
 SNAPSHOTS: Final = "snapshots"
 BUCKETS: Final = "buckets"
@@ -48,7 +51,7 @@ REJECTED: Final = "rejected"
 FILES: Final = "files"
 HISTORY: Final = "history"
 METADATA_PARTS: Final = (SNAPSHOTS, BUCKETS, FILES, HISTORY)
-_PARTS: Final = (LAKE, LOG, CHANGELOG, ICEBERG, *METADATA_PARTS)
+_PARTS: Final = (LAKE, LOG, CHANGELOG, CHANGES, ICEBERG, *METADATA_PARTS)
 
 _lock: Final = threading.Lock()
 _clients: Final[dict[tuple[int, str, str | None], StorageClient]] = {}

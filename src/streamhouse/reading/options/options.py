@@ -31,6 +31,7 @@ from streamhouse.core.model.values.units import (
     parse_bytes,
     parse_whole_number,
 )
+from streamhouse.reading.options.change_options import ChangeOptions, change_options, time_bounds
 from streamhouse.reading.options.connection import (
     ConnectionOptions,
     TableName,
@@ -106,6 +107,20 @@ OPTIONS: Final = (
     Option("readChangeFeed", "", (STREAM,), "Rows are changes, each with its"
            " `__change_type`: so unless told otherwise where the table has a primary key. `false`:"
            " only new versions of rows, without that column."),
+    Option("changeFormat", "streamhouse", _READS, "`spark`: changes have Spark's columns"
+           " `_change_type`, `_commit_version` and `_commit_timestamp`, as"
+           " [`table$changes`](spark_changes.md#changes-in-sparks-form) always has."),
+    Option("startingVersion", "", _READS, "Changes in Spark's form: the first `_commit_version`."),
+    Option("endingVersion", "", (BATCH,), "Changes in Spark's form: the last `_commit_version`."),
+    Option("startingBoundInclusive", "true", _READS, "Changes in Spark's form: whether changes of"
+           " the starting version or time itself are read."),
+    Option("endingBoundInclusive", "true", (BATCH,), "Changes in Spark's form: whether changes of"
+           " the ending version or time itself are read."),
+    Option("deduplicationMode", "none", _READS, "Changes in Spark's form: `netChanges` reads one"
+           " change for each key, the sum of its changes; of a stream, in each micro-batch. `none`"
+           " and `dropCarryovers` are the same, as we have no carry-overs."),
+    Option("computeUpdates", "true", _READS, "Changes in Spark's form: `false` shows an update as"
+           " `delete` and `insert`."),
     Option("failOnDataLoss", "true", _READS, "Fail when wanted rows are gone from log and lake;"
            " `false` skips them with a warning."),
     Option("minPartitions", "", _READS, "Split large reads into at least about this many tasks;"
@@ -254,6 +269,7 @@ class ReadOptions:
     max_offsets_per_trigger: int
     long_poll_ms: int
     skipped_snapshots: frozenset[str] = frozenset()
+    change_options: ChangeOptions | None = None
     consumer: str | None = None
     is_row_count: bool = False
 
@@ -313,6 +329,7 @@ class ShapeOptions:
     columns: tuple[str, ...] | None
     include_metadata: bool
     read_change_feed: bool | None
+    is_spark_form: bool = False
     is_stream: bool = False
     is_planned_afresh: bool = False
     has_numbers: bool = False
@@ -322,11 +339,13 @@ class ShapeOptions:
 def shape_options(options: Mapping[str, str]) -> ShapeOptions:
     """Read the options that decide a read's columns; refuses keys that no read has."""
     by_key = check_keys(options, uses=(BATCH, STREAM))
+    connection = connection_options(options)
     return ShapeOptions(
-        connection=connection_options(options),
+        connection=connection,
         columns=optional(by_key, "columns", parse_names),
         include_metadata=_value(by_key, "includeMetadata", parse_boolean),
         read_change_feed=optional(by_key, "readChangeFeed", parse_boolean),
+        is_spark_form=change_options(by_key, connection.name) is not None,
         is_stream=STREAM_MARK in by_key,
         is_planned_afresh=PLANNED_MARK in by_key,
         has_numbers=NUMBERS_MARK in by_key,
@@ -337,7 +356,8 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
 def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
     """Read and check the options of a read; `use` is `BATCH` or `STREAM`."""
     by_key = check_keys(options, uses=(use,))
-    _check_part(by_key, connection_options(options).name)
+    connection = connection_options(options)
+    _check_part(by_key, connection.name)
     # Looked up only where a time needs it: a machine without a zone database reads the rest.
     session_zone = (by_key.get(ZONE_MARK) or "UTC").strip()
     zone = (by_key.get("timezone") or session_zone).strip()
@@ -362,8 +382,11 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
     to_us = optional(by_key, "endingTimestamp", parse_time)
     if (as_of_us := optional(by_key, "asOfTimestamp", parse_time)) is not None:
         to_us = as_of_us + 1
+    changes = change_options(by_key, connection.name)
+    if changes is not None:
+        from_us, to_us = time_bounds(by_key, from_us, to_us)
     return ReadOptions(
-        connection=connection_options(options),
+        connection=connection,
         columns=optional(by_key, "columns", parse_names),
         where=(by_key.get("where") or "").strip() or None,
         time_zone=zone,
@@ -384,6 +407,7 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
         skipped_snapshots=frozenset(
             key for key in SKIP_OPTIONS if _value(by_key, key, parse_boolean)
         ),
+        change_options=changes,
         is_row_count=ROW_COUNT_MARK in by_key,
     )
 

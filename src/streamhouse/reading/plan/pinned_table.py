@@ -74,6 +74,7 @@ class PinnedTable:
             columns=self.options.columns,
             include_metadata=self.options.include_metadata,
             read_change_feed=None,
+            is_spark_form=self.options.change_options is not None,
         )
         return shape_columns(self.state.table, shape)
 

@@ -46,6 +46,9 @@ def plan_row_count(client: StorageClient, state: TableState, options: ReadOption
     # A part of a file has about its share of the rows; the whole file has a number.
     uncut = replace(options, max_split_bytes=_UNCUT, min_partitions=1)
     plan = plan_batch_read(client, state, uncut, output)
+    if plan.context.keys:
+        # Net changes are counted once the changes of a key are together.
+        return RowCountPlan(context=plan.context, row_count=0, splits=plan.splits)
     pieces = [piece for split in plan.splits for piece in split.pieces]
     counts = [exact_rows(piece, plan.context) for piece in pieces]
     unknown = [piece for piece, count in zip(pieces, counts, strict=True) if count is None]

@@ -9,17 +9,31 @@ import enum
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.errors import (
+    InvalidPredicateError,
+    InvalidRequestError,
+    UnknownColumnError,
+    UnsupportedError,
+)
 from streamhouse.core.extras import require
-from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.merge_engine import ChangelogImage
+from streamhouse.core.model.schema import (
+    CHANGE_TYPE_COLUMN,
+    SPARK_CHANGE_COLUMNS,
+    SPARK_CHANGE_TYPE_COLUMN,
+)
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.zone import spark_zone
-from streamhouse.reading.options.connection import CHANGELOG, LOG, TableName
+from streamhouse.reading.options.connection import CHANGELOG, CHANGES, LOG, TableName
 from streamhouse.reading.options.options import ReadOptions, ShapeOptions
 from streamhouse.reading.plan.row_request import RowRequest
-from streamhouse.reading.plan.scan_schema import change_type_column, output_columns
+from streamhouse.reading.plan.scan_schema import (
+    change_type_column,
+    output_columns,
+    spark_change_columns,
+)
 from streamhouse.reading.scan._retraction import UPSERTS
-from streamhouse.reading.scan.scan import ScanColumn
+from streamhouse.reading.scan.scan import ChangeForm, ScanColumn
 
 __all__ = [
     "RowForm",
@@ -48,7 +62,7 @@ class RowForm(enum.Enum):
 
 def batch_form(table: TableInfo, name: TableName) -> RowForm:
     """Return what a batch read of `name` yields."""
-    if name.part == CHANGELOG or (name.part == LOG and table.is_primary_key_table):
+    if name.part in (CHANGELOG, CHANGES) or (name.part == LOG and table.is_primary_key_table):
         return RowForm.CHANGES
     return RowForm.ROWS
 
@@ -56,6 +70,14 @@ def batch_form(table: TableInfo, name: TableName) -> RowForm:
 def stream_form(table: TableInfo, options: ReadOptions, output: Sequence[ScanColumn]) -> RowForm:
     """Return the form of a stream; raises `InvalidRequestError` for a missing option."""
     name, feed = options.connection.name, options.read_change_feed
+    if options.change_options is not None:
+        feed = True if feed is None else feed
+        if not feed:
+            raise InvalidRequestError(
+                "option 'readChangeFeed' = 'false' reads no changes, which 'changeFormat' = 'spark'"
+                " has: remove one"
+            )
+        return RowForm.CHANGES
     has_change_type = any(column.name == CHANGE_TYPE_COLUMN for column in output)
     if batch_form(table, name) is RowForm.CHANGES:
         if feed is False:
@@ -86,6 +108,14 @@ def stream_form(table: TableInfo, options: ReadOptions, output: Sequence[ScanCol
 def shape_columns(table: TableInfo, shape: ShapeOptions) -> tuple[ScanColumn, ...]:
     """Return the columns of a read without `.schema(...)`."""
     name, columns, feed = shape.connection.name, shape.columns, shape.read_change_feed
+    if shape.is_spark_form:
+        return table_columns(
+            table,
+            columns=columns,
+            include_metadata=shape.include_metadata,
+            has_change_type=False,
+            is_spark_form=True,
+        )
     if feed is None:
         feed = shape.is_stream and table.is_primary_key_table and not name.part
     has_change_type = feed or batch_form(table, name) is RowForm.CHANGES
@@ -109,17 +139,32 @@ def table_columns(
     columns: Sequence[str] | None,
     include_metadata: bool,
     has_change_type: bool,
+    is_spark_form: bool = False,
 ) -> tuple[ScanColumn, ...]:
-    """Return `output_columns`, with `__change_type` where the read has it."""
+    """Return `output_columns`, with `__change_type` or Spark's columns of changes, if any."""
+    has_changelog = table.is_primary_key_table
+    change_columns: tuple[ScanColumn, ...] = ()
+    if is_spark_form:
+        _check_own_columns(table)
+        change_columns = spark_change_columns(has_changelog=has_changelog)
+    elif has_change_type:
+        change_columns = (change_type_column(has_changelog=has_changelog),)
     return output_columns(
         table.schema,
         columns=columns,
         include_metadata=include_metadata,
         table=str(table.path),
-        change_type=change_type_column(has_changelog=table.is_primary_key_table)
-        if has_change_type
-        else None,
+        change_columns=change_columns,
     )
+
+
+def _check_own_columns(table: TableInfo) -> None:
+    for name in table.schema.names:
+        if name.lower() in SPARK_CHANGE_COLUMNS:
+            raise UnsupportedError(
+                f"table '{table.path}' has a column '{name}' of its own, so its changes have no"
+                f" form of Spark's; load '{table.path}${CHANGELOG}'"
+            )
 
 
 def batch_request(
@@ -128,6 +173,12 @@ def batch_request(
     """Return what a batch read asks for; raises `StreamhouseError` for an invalid option."""
     rows = row_request(table, options, output)
     form = batch_form(table, options.connection.name)
+    if options.change_options is not None and form is RowForm.ROWS:
+        name = options.connection.name
+        raise InvalidRequestError(
+            f"option 'changeFormat' = 'spark' is for changes, and '{name}' is read as rows; load"
+            f" '{name.path}${CHANGES}'"
+        )
     _check_columns(rows, form, options.connection.name)
     return form, rows
 
@@ -145,20 +196,56 @@ def stream_request(
 def row_request(table: TableInfo, options: ReadOptions, output: Sequence[ScanColumn]) -> RowRequest:
     """Return the request of a read's options, without bounds of time."""
     predicate = None
+    change_form = _change_form(table, options)
     if options.where is not None:
+        if change_form is not None and change_form.net_keys:
+            # An earlier change of a key decides what its later changes come to.
+            raise InvalidPredicateError(
+                "option 'where' cannot be used with 'deduplicationMode' = 'netChanges': filter the"
+                " net changes"
+            )
         # Only the driver parses: executors must not need, nor wait for, the SQL parser.
         require("lake", "'where'")
         from streamhouse.reading.where.parser import parse_predicate  # noqa: PLC0415 - sqlglot is an extra
 
         zone = spark_zone(options.time_zone, name="the time zone")
-        predicate = parse_predicate(options.where, table.schema, table=str(table.path), zone=zone)
+        try:
+            predicate = parse_predicate(
+                options.where, table.schema, table=str(table.path), zone=zone
+            )
+        except UnknownColumnError as error:
+            if change_form is None or not any(c in options.where for c in SPARK_CHANGE_COLUMNS):
+                raise
+            raise InvalidPredicateError(
+                f"option 'where': {error.message}; bound the changes by 'startingVersion' and"
+                f" 'endingVersion', and filter the result by {SPARK_CHANGE_TYPE_COLUMN}"
+            ) from error
     return RowRequest(
         output=tuple(output),
         predicate=predicate,
+        change_form=change_form,
         fail_on_data_loss=options.fail_on_data_loss,
         endpoint=options.connection.endpoint,
         token=options.connection.token,
     )
+
+
+def _change_form(table: TableInfo, options: ReadOptions) -> ChangeForm | None:
+    changes = options.change_options
+    if changes is None:
+        return None
+    has_before_images = table.descriptor.merge_rules().image is ChangelogImage.FULL
+    if table.is_primary_key_table and not has_before_images:
+        asked = "'deduplicationMode' = 'netChanges'" if changes.is_net else ""
+        asked = asked or ("" if changes.has_updates else "'computeUpdates' = 'false'")
+        if asked:
+            raise UnsupportedError(
+                f"option {asked} needs the rows before updates, which the changes of table"
+                f" '{table.path}' lack (table.changelog.image = after); read its changes without"
+                " the option"
+            )
+    keys = table.descriptor.primary_key if changes.is_net else ()
+    return ChangeForm(has_updates=changes.has_updates, net_keys=tuple(keys or ()))
 
 
 def _check_columns(rows: RowRequest, form: RowForm, name: TableName) -> None:

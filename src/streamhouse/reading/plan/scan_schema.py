@@ -18,6 +18,9 @@ from streamhouse.core.model.changelog import APPEND, CHANGE_TYPE_NAMES, INSERT
 from streamhouse.core.model.lake.facts import LAKE_SYSTEM_FIELDS, SYSTEM_FIELD_ID_FIRST
 from streamhouse.core.model.schema import (
     CHANGE_TYPE_COLUMN,
+    COMMIT_TIMESTAMP_COLUMN,
+    COMMIT_VERSION_COLUMN,
+    SPARK_CHANGE_TYPE_COLUMN,
     Column,
     Schema,
     type_name,
@@ -34,6 +37,7 @@ __all__ = [
     "cheapest_column",
     "output_columns",
     "scan_context",
+    "spark_change_columns",
 ]
 
 SYSTEM_COLUMNS = tuple(
@@ -56,24 +60,32 @@ def change_type_column(*, has_changelog: bool) -> ScanColumn:
     )
 
 
+def spark_change_columns(*, has_changelog: bool) -> tuple[ScanColumn, ...]:
+    """Return the columns of changes in Spark's form; a version is the commit's time as a number."""
+    change_type, timestamp = change_type_column(has_changelog=has_changelog), SYSTEM_COLUMNS[-1]
+    version = replace(timestamp, name=COMMIT_VERSION_COLUMN, type=pa.int64())
+    return (
+        replace(change_type, name=SPARK_CHANGE_TYPE_COLUMN, base=change_type.name),
+        replace(version, base=timestamp.name),
+        replace(timestamp, name=COMMIT_TIMESTAMP_COLUMN, base=timestamp.name),
+    )
+
+
 def output_columns(
     schema: Schema,
     *,
     columns: Sequence[str] | None,
     include_metadata: bool,
     table: str,
-    change_type: ScanColumn | None = None,
+    change_columns: Sequence[ScanColumn] = (),
 ) -> tuple[ScanColumn, ...]:
     """Return the columns of the result: the named columns, else all, then requested metadata
     columns.
 
     Names are matched as Spark does, without case where no column matches exactly. Metadata columns
-    may be named, too. `change_type` is the column after the table's own, if the read has it.
+    may be named, too. `change_columns` are the columns after the table's own.
     """
-    table_columns = [
-        *map(_user_column, schema.columns),
-        *([] if change_type is None else [change_type]),
-    ]
+    table_columns = [*map(_user_column, schema.columns), *change_columns]
     everything = [*table_columns, *SYSTEM_COLUMNS]
     if columns is None:
         return tuple(everything if include_metadata else table_columns)
@@ -128,6 +140,7 @@ def scan_context(
     schema, has_changelog = table.schema, table.is_primary_key_table
     change_type = change_type_column(has_changelog=has_changelog)
     columns = (*map(_user_column, schema.columns), change_type, *SYSTEM_COLUMNS)
+    net_keys = () if rows.change_form is None else rows.change_form.net_keys
     by_name = {column.name: column for column in columns}
     shown = {column.name for column in rows.output}
     filters = () if rows.predicate is None else rows.predicate.columns
@@ -140,6 +153,7 @@ def scan_context(
         token=rows.token,
         output=tuple(map(numbered, rows.output)),
         filters=tuple(numbered(by_name[column]) for column in filters if column not in shown),
+        keys=tuple(numbered(by_name[name]) for name in net_keys),
         bucket_column=bucket,
         offset_column=offset,
         timestamp_column=timestamp,
@@ -154,6 +168,7 @@ def scan_context(
         has_changelog=has_changelog,
         lake_is_changelog=lake_is_changelog,
         change_types=rows.change_types,
+        change_form=rows.change_form,
         batch_rows=rows.batch_rows,
     )
 

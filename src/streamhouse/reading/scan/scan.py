@@ -21,6 +21,7 @@ from streamhouse.lake.files.name_mapping import NameMapping
 from streamhouse.reading.where.predicate import Predicate
 
 __all__ = [
+    "ChangeForm",
     "DeleteFile",
     "LakeFile",
     "LakePiece",
@@ -42,7 +43,8 @@ class ScanColumn:
     """A column of the result, or a column for a filter.
 
     `field_id` finds the column in lake files. None when the lake does not have the column (yet):
-    the column is then null, or `lake_constant` if set.
+    the column is then null, or `lake_constant` if set. A column in Spark's form of changes is made
+    of the column `base` (`_change_form.py`).
     """
 
     name: str
@@ -50,6 +52,7 @@ class ScanColumn:
     nullable: bool
     field_id: int | None
     lake_constant: str | None = None
+    base: str = ""
 
     def to_arrow(self) -> pa.Field:
         """Return the Arrow field."""
@@ -246,10 +249,22 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeForm:
+    """Changes in Spark's form: without `has_updates` an update is a delete and an insert.
+
+    With `net_keys`, the columns of the primary key, each key has its net change only.
+    """
+
+    has_updates: bool = True
+    net_keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScanContext:
     """The values shared by all splits of a plan; shipped to executors once, beside the splits.
 
-    `output` are the result's columns in order; `filters` are columns read only to filter;
+    `output` are the result's columns in order; `filters` are columns read only to filter; `keys`
+    are the columns by which net changes are folded;
     `carrier_column` is fetched from the log where no user column is requested. `schema_id` is the
     version of the table's schema for log rows. Rows have `from_timestamp_us <= __timestamp <
     to_timestamp_us` where a bound is set. With `has_changelog` log rows are changes; with
@@ -265,6 +280,7 @@ class ScanContext:
     token: str | None = field(repr=False)
     output: tuple[ScanColumn, ...]
     filters: tuple[ScanColumn, ...] = ()
+    keys: tuple[ScanColumn, ...] = ()
     bucket_column: ScanColumn
     offset_column: ScanColumn
     timestamp_column: ScanColumn
@@ -279,7 +295,19 @@ class ScanContext:
     has_changelog: bool = False
     lake_is_changelog: bool = False
     change_types: tuple[int, ...] | None = None
+    change_form: ChangeForm | None = None
     batch_rows: int = BATCH_ROWS
+
+    @property
+    def scanned(self) -> tuple[ScanColumn, ...]:
+        """The columns to read: those of the result, or those that the result is made of."""
+        if self.change_form is None:
+            return (*self.output, *self.filters)
+        system = (self.bucket_column, self.offset_column, self.timestamp_column)
+        by_name = {column.name: column for column in (self.change_type_column, *system)}
+        plain = (by_name.get(column.base, column) for column in self.output)
+        needed = (*plain, *self.keys, *([self.change_type_column] if self.keys else []))
+        return tuple({column.name: column for column in (*needed, *self.filters)}.values())
 
     @property
     def output_schema(self) -> pa.Schema:

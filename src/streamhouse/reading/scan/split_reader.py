@@ -15,6 +15,7 @@ from streamhouse.client import StorageClient
 from streamhouse.core.errors import TableNotFoundError
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.reading.options.connection import client_for
+from streamhouse.reading.scan._change_form import in_spark_form
 from streamhouse.reading.scan._lake_scan import read_lake_piece
 from streamhouse.reading.scan._log_scan import read_log_piece
 from streamhouse.reading.scan.scan import (
@@ -52,10 +53,13 @@ def read_split(
             if isinstance(piece, LogPiece):
                 client.begin_reading(context.table, {piece.bucket: piece.start})
     filesystem = LakeFilesystem(context.lake_properties)
-    rows = (
+    pieces = (
         batch for piece in split.pieces for batch in _read_piece(piece, context, client, filesystem)
     )
-    return coalesce(_filtered(rows, context), rows_max=context.batch_rows)
+    rows = _filtered(pieces, context)
+    if context.change_form is not None:
+        rows = in_spark_form(rows, context)
+    return coalesce(rows, rows_max=context.batch_rows)
 
 
 def _check_same_table(client: StorageClient, context: ScanContext) -> None:
@@ -71,7 +75,7 @@ def _check_same_table(client: StorageClient, context: ScanContext) -> None:
 def _read_piece(
     piece: Piece, context: ScanContext, client: StorageClient | None, filesystem: LakeFilesystem
 ) -> Iterator[pa.RecordBatch]:
-    columns = (*context.output, *context.filters)
+    columns = context.scanned
     if isinstance(piece, LakePiece):
         yield from read_lake_piece(filesystem, piece, context, columns)
     elif isinstance(piece, LogPiece):
@@ -91,7 +95,8 @@ def _filtered(batches: Iterable[pa.RecordBatch], context: ScanContext) -> Iterat
     for batch in batches:
         rows = batch if context.predicate is None else filter_batch(context.predicate, batch)
         if rows.num_rows:
-            yield rows.select(names) if context.filters else rows
+            is_exact = context.change_form is not None or not context.filters
+            yield rows if is_exact else rows.select(names)
 
 
 def coalesce(batches: Iterable[pa.RecordBatch], *, rows_max: int) -> Iterator[pa.RecordBatch]:

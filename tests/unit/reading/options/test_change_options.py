@@ -1,0 +1,51 @@
+"""Options of changes in Spark's form: what they mean, and the sentences that refuse them."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.reading.options.options import BATCH, STREAM, read_options
+
+
+def _times(**options: str) -> tuple[int | None, int | None]:
+    read = read_options({"table": "d.t$changes", **options}, use=BATCH)
+    return read.from_timestamp_us, read.to_timestamp_us
+
+
+def test_bounds_are_inclusive_unless_told_otherwise() -> None:
+    assert _times(startingversion="5", endingversion="9") == (5, 10)
+    exclusive = {"startingboundinclusive": "false", "endingboundinclusive": "false"}
+    assert _times(startingversion="5", endingversion="9", **exclusive) == (6, 9)
+    times = {"startingtimestamp": "1970-01-01 00:00:01", "endingtimestamp": "1970-01-01 00:00:02"}
+    assert _times(**times) == (1_000_000, 2_000_001)
+    assert _times(startingversion="0") == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "sentence"),
+    [
+        ("d.t", {"startingversion": "1"}, r"load 'd\.t\$changes', or set option 'changeFormat'"),
+        ("d.t$changelog", {"computeupdates": "true"}, r"load 'd\.t\$changes'"),
+        ("d.t$changes", {"changeformat": "streamhouse"}, r"load 'd\.t\$changelog' for ours"),
+        ("d.t$changes", {"changeformat": "delta"}, "'spark' or 'streamhouse', not 'delta'"),
+        ("d.t$changes", {"deduplicationmode": "all"}, "none, dropCarryovers or netChanges"),
+        ("d.t$changes", {"startingversion": "x"}, "'startingVersion' = 'x'"),
+        ("d.t$changes", {"startingversion": "9", "endingversion": "8"}, "end at version 8, before"),
+        (
+            "d.t$changes",
+            {"startingversion": "9", "endingtimestamp": "2026-01-01"},
+            "by versions or by times, not by both",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    table: str, options: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=sentence):
+        read_options({"table": table, **options}, use=BATCH)
+
+
+def test_a_stream_has_no_end() -> None:
+    with pytest.raises(InvalidRequestError, match="'endingVersion' has no meaning for a stream"):
+        read_options({"table": "d.t$changes", "endingversion": "1"}, use=STREAM)
