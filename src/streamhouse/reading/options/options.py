@@ -31,7 +31,7 @@ from streamhouse.core.model.values.units import (
     parse_bytes,
     parse_whole_number,
 )
-from streamhouse.reading.options.change_options import ChangeOptions, change_options, time_bounds
+from streamhouse.reading.options._change_options import ChangeOptions, change_options, time_bounds
 from streamhouse.reading.options.connection import (
     ConnectionOptions,
     TableName,
