@@ -16,6 +16,7 @@ from streamhouse.connector.write._write_target import RowShape, WriteTarget
 from streamhouse.core.errors import TableNotFoundError
 from streamhouse.core.model.values.zone import Zone
 from streamhouse.core.rows.row_splitter import RowSplitter, cast_values
+from streamhouse.reading.where.checks import judged
 
 __all__ = ["OpenedOnce", "Sieve", "check_table"]
 
@@ -83,7 +84,15 @@ class Sieve:
     def fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the fitting rows in the table's types; stage the remaining rows as rejected."""
         first, self._row_count = self._row_count, self._row_count + batch.num_rows
-        checked = self._splitter.split(_arranged(batch, self._target.shape))
+        target = self._target
+        assert target.rejecting is not None
+        checked = judged(
+            target.rejecting,
+            self._splitter.split(_arranged(batch, target.shape)),
+            schema_id=target.rejecting.schema_id,
+            is_delete=target.mode is WriteMode.DELETE,
+            checks=target.checks,
+        )
         if checked.misfits:
             transaction = self._opened.transaction()
             if transaction.is_skipped:

@@ -43,6 +43,7 @@ from streamhouse.core.model.schema import (
     type_to_json,
 )
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.checks import is_check_property
 
 __all__ = ["CHANGELOG_COLUMNS", "existing_or_created", "merge_schema", "missing_columns"]
 
@@ -223,6 +224,8 @@ def _differs(key: str, text: str, actual: Mapping[str, str], *, table: str) -> b
         return text.strip().lower() != actual.get(key, default).strip().lower()
     if is_record_property(key):
         return text.strip() != actual.get(key, RECORD_PROPERTY_HELP[key][0]).strip()
+    if is_check_property(key):
+        return text.strip() != actual.get(key, "").strip()
     return TableProperties.parse({key: text}, table=table) != TableProperties.parse(
         {key: actual[key]} if key in actual else {}, table=table
     )

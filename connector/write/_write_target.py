@@ -34,6 +34,7 @@ from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.zone import Zone, spark_zone
 from streamhouse.core.rows.row_splitter import castable
 from streamhouse.reading.options.connection import ConnectionOptions
+from streamhouse.reading.where.checks import NO_CHECKS, Checks
 
 __all__ = ["RowShape", "WriteTarget", "not_assigned", "resolve_target"]
 
@@ -91,6 +92,8 @@ class WriteTarget:
     is_overwrite: bool = False
     rejecting: TableInfo | None = None
     """The table for checks row by row; None: a value that does not fit fails the write."""
+    checks: Checks = NO_CHECKS
+    """The constraints of `rejecting`: executors have no parser."""
 
     @property
     def path(self) -> str:
@@ -155,6 +158,7 @@ def resolve_target(
         ordered_by=None if ordered_by is None else frame_names[schema.names.index(ordered_by)],
         is_overwrite=is_overwrite,
         rejecting=info if options.rejects else None,
+        checks=Checks.of_table(info) if options.rejects else NO_CHECKS,
     )
 
 

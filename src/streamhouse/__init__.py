@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from streamhouse.core.errors import (
         AlreadyExistsError,
         BucketNotFoundError,
+        CheckFailedError,
         ColumnDroppedError,
         CommitConflictError,
         ConsumerLimitError,
@@ -86,6 +87,7 @@ _HOMES: Final = {
     "attach": "streamhouse.connector.format.registration",
     "BucketNotFoundError": _ERRORS,
     "cdc": "streamhouse.connector.cdc",
+    "CheckFailedError": _ERRORS,
     "ColumnDroppedError": _ERRORS,
     "CommitConflictError": _ERRORS,
     "ConsumerLimitError": _ERRORS,
@@ -149,6 +151,7 @@ __all__ = [
     "AppendWriter",
     "AsyncStreamhouseClient",
     "BucketNotFoundError",
+    "CheckFailedError",
     "ColumnDroppedError",
     "CommitConflictError",
     "CommitResult",

@@ -58,6 +58,8 @@ from streamhouse.core.model.table import (
     TablePath,
     check_name,
 )
+from streamhouse.core.model.values.checks import is_check_property
+from streamhouse.reading.where.checks import Checks, check_columns_stay
 from streamhouse.storage_service.directory._moved_tables import (
     MovedTables,
     settle_moves,
@@ -251,6 +253,7 @@ class TableRegistry:
         """Raise unless the table could be created now."""
         path = descriptor.path
         check_lake_schema(descriptor)
+        Checks.of_table(TableInfo(descriptor=descriptor, table_id=0, created_at_us=0))
         self._follow_database(path.database)
         if path in self._damaged:
             raise TableExistsError(f"table '{path}' already exists, and is damaged")
@@ -355,6 +358,7 @@ class TableRegistry:
         changed = change_schema(info, changes)
         check_lake_schema(changed.descriptor)
         check_column_names(info, changed)
+        check_columns_stay(info, changed)
         return self.replace_table(changed)
 
     def alter_partitioning(self, path: TablePath, partitioned_by: Sequence[str]) -> TableInfo:
@@ -559,12 +563,17 @@ def with_properties(
             )
     properties = {**info.descriptor.properties, **updates}
     for key in removals:
-        if key not in PROPERTY_HELP:
+        if key not in PROPERTY_HELP and not is_check_property(key):
             # Raises with a suggestion, as for a misspelt property to set.
             TableProperties.parse({key: ""}, table=str(path))
     for key in removals:
         properties.pop(key, None)
+        if is_check_property(key):
+            # Goes with its constraint.
+            properties.pop(f"{key}.existing", None)
     descriptor = replace(info.descriptor, properties=properties)
     if descriptor.batch_layout() != info.descriptor.batch_layout():
         check_lake_schema(descriptor)
-    return replace(info, descriptor=descriptor)
+    changed = replace(info, descriptor=descriptor)
+    Checks.of_table(changed)
+    return changed

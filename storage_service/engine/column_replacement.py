@@ -23,6 +23,7 @@ from streamhouse.core.model.lake.limits import check_lake_schema
 from streamhouse.core.model.lake.partition_fields import check_column_names
 from streamhouse.core.model.schema_change import replace_columns
 from streamhouse.core.model.table import TableDescriptor, TableInfo
+from streamhouse.reading.where.checks import Checks
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 
@@ -72,6 +73,7 @@ async def _replaced(
         changed = replace_columns(before, wanted)
         check_lake_schema(changed.descriptor)
         check_column_names(before, changed)
+        Checks.of_table(changed)
         # In this order: so does who freezes a table.
         async with manager.tiering.changing(table, changed), table.gate.alone():
             manager.check_open(table)

@@ -42,6 +42,7 @@ from streamhouse.storage_service.engine._opener import (
     stop_tables,
     take_over,
 )
+from streamhouse.storage_service.engine.added_checks import AddedChecks
 from streamhouse.storage_service.engine.keys._key_copies import key_copier
 from streamhouse.storage_service.engine.keys._key_mending import KeyMending
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
@@ -282,11 +283,6 @@ class TabletManager:
         """Whether a table of this name exists, damaged or not."""
         return self.registry.has(path)
 
-    @property
-    def strangers(self) -> list[str]:
-        """A sentence for each foreign entry among the tables' directories; foreign entries stay."""
-        return self.registry.strangers
-
     def damaged_tables(self) -> list[DamagedTable]:
         """The damaged tables, sorted by path."""
         return self.registry.damaged()
@@ -370,23 +366,30 @@ class TabletManager:
         return table
 
     async def alter_properties(
-        self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
+        self,
+        path: TablePath,
+        *,
+        updates: Mapping[str, str],
+        removals: Sequence[str],
+        added: AddedChecks | None = None,
     ) -> TableInfo:
-        """Set and remove properties in one step."""
+        """Set and remove properties in one step. `added` has judged rows that left the log."""
+        alter = functools.partial(self.registry.with_properties, updates=updates, removals=removals)
+        added = added or AddedChecks(self.table(path), alter(path), self.runtime)
+        await added.judge_rows()
         async with self.runtime.changing_files:
-            table = self.table(path)
-            info = self.registry.with_properties(path, updates=updates, removals=removals)
-            async with self.tiering.changing(table, info):
+            table, info = self.table(path), alter(path)
+            taking_effect = added.taking_effect(table, info, self.transactions.of(table))
+            async with self.tiering.changing(table, info), taking_effect:
                 table.info = await self.runtime.run(self.registry.replace_table, info)
-            await table.follow()
+                await table.follow()
             return info
 
     async def alter_partitioning(self, path: TablePath, fields: Sequence[str]) -> TableInfo:
         """Change the lake partitioning of rows tiered from now on."""
         async with self.runtime.changing_files:
-            alter = functools.partial(self.registry.alter_partitioning, path, fields)
             table = self.table(path)
-            table.info = await self.runtime.run(alter)
+            table.info = await self.runtime.run(self.registry.alter_partitioning, path, fields)
             await table.follow()
             return table.info
 
@@ -395,14 +398,13 @@ class TabletManager:
     ) -> TableInfo:
         """Change the schema, all changes or none; stored rows stay unchanged."""
         async with self.runtime.changing_files:
-            table = self.table(path)
-            alter = functools.partial(self.registry.alter_schema, path, changes)
+            table, alter = self.table(path), (self.registry.alter_schema, path, changes)
             if isinstance(table, KeyTable):
                 self.transactions.of(table).check_none_open()
                 async with table.gate.alone():
-                    await table.change_schema(await self.runtime.run(alter))
+                    await table.change_schema(await self.runtime.run(*alter))
             else:
-                table.info = await self.runtime.run(alter)
+                table.info = await self.runtime.run(*alter)
             return table.info
 
     async def drop_table(self, path: TablePath) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,11 @@ class OpenTable(abc.ABC):
         self.truncation_count = 0
         """How often since the service started."""
         self.is_dropped = False
+        self.broken_rows: Counter[tuple[str, str]] = Counter()
+        """Rows that broke a constraint since the service started: (constraint, how) -> rows.
+
+        `how` is `refused` or `rejected`.
+        """
         self.read_rows = 0
         """How many rows were sent to readers since the service started."""
         self._properties = (info, info.properties())
@@ -144,10 +150,17 @@ class OpenTable(abc.ABC):
             self.gate.resume()
 
     def check_versions(self, batches: Sequence[RoutedBatch]) -> None:
-        """Raise unless rows about to be written have a schema version of the table.
+        """Raise unless rows about to be written were made and judged for the table as it is.
 
-        Rows may have been made for columns that were replaced since.
+        Columns may have been replaced since, and constraints added. A door that does not judge its
+        rows is refused here.
         """
+        checks = self.info.descriptor.checks
+        if checks and any(not checks <= batch.judged_by for batch in batches):
+            raise UnavailableError(
+                f"table '{self.path}' has got another constraint just now, which the rows were not"
+                " judged by; send the rows again"
+            )
         versions = self.info.schema_versions
         if any(batch.schema_id not in versions for batch in batches):
             raise UnavailableError(

@@ -151,6 +151,7 @@ class KafkaExchange:
             self.service.report(self, error)
         else:
             self.service.metrics.errors.labels(error.code).inc()
+            self.service.count_broken(error)
 
     def end_report(self) -> None:
         """Log the number of errors beyond the limit of `report`."""

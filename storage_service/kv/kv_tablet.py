@@ -456,15 +456,15 @@ class KvTablet:
         self.backlog.hand_over()
         self._store.checkpoint(path)
 
-    def keys_written_before(self, offset: int, *, bytes_max: int) -> Generator[pa.RecordBatch]:
-        """Yield the keys of all rows written below `offset`, for about `bytes_max` of rows a time.
+    def rows_written_before(self, offset: int, *, bytes_max: int) -> Generator[pa.RecordBatch]:
+        """Yield all rows written below `offset`, about `bytes_max` of them at a time.
 
         After a long search a part may be empty. The rows are those applied at the first `next`;
         call each `next` while the rows exist.
         """
         self.backlog.hand_over()
         for values in _values_before(self._store, offset, self.row_count, bytes_max=bytes_max):
-            yield self.codec.decode(values).select(list(self.rules.primary_key))
+            yield self.codec.decode(values)
 
     def close(self) -> None:
         """Release everything; unflushed changes come back by `replay`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from streamhouse.core.model.lake.limits import NO_LIMITS, LakeLimits
 from streamhouse.core.model.merge_engine import MergeRules
 from streamhouse.core.model.schema import Schema
+from streamhouse.reading.where.checks import NO_CHECKS, Checks
 
 __all__ = ["TableRules"]
 
@@ -27,4 +28,5 @@ class TableRules:
     schema_id: int = 0
     earlier: Mapping[int, Schema] = field(default_factory=dict)
     limits: LakeLimits = NO_LIMITS
+    checks: Checks = NO_CHECKS
     renews_unchanged: bool = False

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from streamhouse.core.errors import RequestTooLargeError
 from streamhouse.core.model.records.record_sequence import Continuity
+from streamhouse.core.model.values.checks import CheckText
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.log.segments.segment import WrittenFrame
 from streamhouse.storage_service.log.segments.segment_format import encode_frame, frame_bytes
@@ -24,7 +25,8 @@ class RoutedBatch(NamedTuple):
     """Rows for the log of one bucket: one record batch message, as stored.
 
     `schema_id` is the version of the table's schema. Without a `writer_id` the batch is never a
-    repetition. `timestamp_us` 0 means the time of the commit.
+    repetition. `timestamp_us` 0 means the time of the commit. The rows hold the constraints
+    `judged_by`.
     """
 
     bucket: int
@@ -35,6 +37,7 @@ class RoutedBatch(NamedTuple):
     sequence: int = 0
     timestamp_us: int = 0
     continuity: Continuity = Continuity.EXACT
+    judged_by: frozenset[CheckText] = frozenset()
 
 
 class AppendResult(NamedTuple):

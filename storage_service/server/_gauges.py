@@ -87,6 +87,7 @@ async def read_state(service: Service) -> list[Metric]:
         rounds,
         _damaged_tables(service),
         *await _tables(service),
+        await _broken_rows(service),
         *await _consumers(service),
     ]
 
@@ -127,6 +128,27 @@ async def _tables(service: Service) -> list[Metric]:
             family.add_metric([label], value)
         families.append(family)
     return families
+
+
+async def _broken_rows(service: Service) -> Metric:
+    family = CounterMetricFamily(
+        "streamhouse_broken_rows",
+        "Rows that broke a constraint of their table: refused, or rejected (kept in $rejected).",
+        labels=["table", "constraint", "how"],
+    )
+    counts: Counter[tuple[str, str, str]] = Counter()
+    number = 0
+    async for table in in_slices(sorted(service.manager.open_tables(), key=lambda t: t.path)):
+        if table.is_dropped or not table.broken_rows:
+            continue
+        label = _label(service, table.path, number)
+        number += 1
+        for (constraint, how), count in table.broken_rows.items():
+            name = constraint if label != OTHER_TABLES else OTHER_TABLES
+            counts[label, name, how] += count
+    for labels, count in counts.items():
+        family.add_metric(labels, count)
+    return family
 
 
 async def _consumers(service: Service) -> list[Metric]:

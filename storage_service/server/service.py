@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from streamhouse.core.errors import (
+    CheckFailedError,
     ForbiddenError,
     NotFoundError,
     NotOwnerError,
@@ -336,9 +337,18 @@ class Service:
         with self.body_memory.body(exchange.share) as memory:
             yield await exchange.read_body(memory)
 
+    def count_broken(self, error: StreamhouseError | None) -> None:
+        """Count the refused rows of an error, if they broke a constraint."""
+        if isinstance(error, CheckFailedError) and error.broken is not None:
+            path, constraint, count = error.broken
+            with contextlib.suppress(StreamhouseError):
+                table = self.manager.table(TablePath.parse(path))
+                table.broken_rows[constraint, "refused"] += count
+
     def report(self, exchange: Exchange, error: StreamhouseError) -> None:
         """Count an answered error; log the error as a warning if an operator should see it."""
         self.metrics.errors.labels(error.code).inc()
+        self.count_broken(error)
         if isinstance(error, OverloadedError | RequestTooLargeError):
             for name in _LIMITS.intersection(_NAMED_LIMIT.findall(error.message)):
                 self.metrics.limits_reached.labels(name).inc()

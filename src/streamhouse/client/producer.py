@@ -240,7 +240,9 @@ class Producer:
         if not self._is_rejecting:
             return self._send(data)
         batches = list(divided_batches(self._table, data, self._operation))
-        if any(checked.misfits for _, checked in batches):
+        # Only the service judges rows by constraints, and only a divided call can reject them.
+        has_checks = bool(self._table.descriptor.checks)
+        if has_checks or any(checked.misfits for _, checked in batches):
             return self._send_divided([rows for rows, _ in batches])
         fitting = [checked.rows for _, checked in batches]
         return self._send(pa.Table.from_batches(fitting) if fitting else data)

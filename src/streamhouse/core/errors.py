@@ -5,6 +5,7 @@ StreamhouseError
 │   ├── InvalidNameError           invalid_name              400
 │   ├── InvalidSchemaError         invalid_schema            400
 │   ├── SchemaMismatchError        schema_mismatch           400
+│   │   ├── CheckFailedError       check_failed              400
 │   │   └── ColumnDroppedError     column_dropped            400
 │   ├── UnknownColumnError         unknown_column            400
 │   ├── UnknownOptionError         unknown_option            400
@@ -103,6 +104,16 @@ class ColumnDroppedError(SchemaMismatchError):
     """A write names a column which was dropped after the write's schema version."""
 
     code = "column_dropped"
+
+
+class CheckFailedError(SchemaMismatchError):
+    """A row breaks a constraint of its table.
+
+    In the service, `broken` is the table, the constraint, and how many rows break it.
+    """
+
+    code = "check_failed"
+    broken: tuple[str, str, int] | None = None
 
 
 class UnknownColumnError(InvalidRequestError):

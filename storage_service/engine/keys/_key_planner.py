@@ -229,7 +229,11 @@ class KeyPlanner:
             repeated.append(batch)
             if batch is None:
                 new.append(write)
-        planned = iter(plan_writes(rows, new, columns=asked[0][1].columns) if new else ())
+        first = asked[0][1]
+        is_decided = not first.is_published
+        planned = iter(
+            plan_writes(rows, new, columns=first.columns, is_decided=is_decided) if new else ()
+        )
         parts: list[KeyPart] = []
         writes: dict[int, PlannedWrite] = {}
         for (write, request), batch in zip(asked, repeated, strict=True):

@@ -36,9 +36,10 @@ async def older_keys(
     def advance() -> None:
         nonlocal pieces, keys
         if pieces is None:
-            pieces = rows.keys_written_before(offset, bytes_max=bytes_max)
+            pieces = rows.rows_written_before(offset, bytes_max=bytes_max)
         try:
-            keys = next(pieces, None)
+            older = next(pieces, None)
+            keys = None if older is None else older.select(list(rows.rules.primary_key))
         except StreamhouseError:
             close()
             raise

@@ -26,6 +26,7 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.lake.limits import LakeLimits
 from streamhouse.core.model.schema_change import read_stored
 from streamhouse.core.model.table import TableInfo
+from streamhouse.reading.where.checks import Checks
 from streamhouse.storage_service.directory.state_file import read_json, replace_json
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
@@ -66,6 +67,7 @@ def table_rules(info: TableInfo) -> TableRules:
             if schema_id != info.schema_id
         },
         limits=LakeLimits.of_table(info, info.schema_id),
+        checks=Checks.of_table(info),
         renews_unchanged=info.properties().datalake_ttl_ms is not None,
     )
 

@@ -123,10 +123,10 @@ class TableTransactions:
         return self._bytes.held
 
     def check_none_open(self) -> None:
-        """Raise `UnsupportedError` for an open transaction: its rows have the current schema."""
+        """Raise `UnsupportedError` for an open transaction: its rows fit the table as it is."""
         if self._open:
             raise UnsupportedError(
-                f"table '{self._table.path}': its schema cannot change while {len(self._open)}"
+                f"table '{self._table.path}': schema and constraints stay while {len(self._open)}"
                 " transactions are open; commit or abort them, or wait until they time out"
             )
 

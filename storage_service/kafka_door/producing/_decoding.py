@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamhouse.core.errors import StreamhouseError, UnsupportedError
+from streamhouse.core.errors import CheckFailedError, StreamhouseError, UnsupportedError
 from streamhouse.core.model.changelog import DELETE, OPERATION_DELETE, UPDATE_AFTER
 from streamhouse.core.model.records.record_format import (
     KeyFormat,
@@ -30,6 +30,7 @@ from streamhouse.core.model.records.record_sequence import (
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.rows.checked_rows import CheckedRows, Misfit
+from streamhouse.reading.where.checks import check_failed, judged
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.kafka.protocol_errors import (
     InvalidRecordsError,
@@ -108,6 +109,8 @@ class RefusedRecordsError(InvalidRecordsError):
     """Records do not fit their table; `record_errors` has some: (number in the batch, reason)."""
 
     record_errors: Sequence[tuple[int, str]] = ()
+    cause: CheckFailedError | None = None
+    """Set if the first of the records breaks a constraint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +274,7 @@ class _Reading:
     def decoded(self, opened: _Opened, record_rows: CheckedRows) -> Decoded:
         """Assign the rows of a batch to buckets."""
         table, sequence, partition = self._table, opened.sequence, opened.partition
+        record_rows = judged(table, record_rows, schema_id=table.schema_id)
         header = opened.batch.header
         writer_id = 0 if sequence is None else writer_of(header.producer_id, partition)
         request = RowsRequest(
@@ -406,6 +410,7 @@ def _refusal(rows: CheckedRows, table: TableInfo) -> RefusedRecordsError:
         f"produce to '{table.path}': {len(rows.misfits)} records do not fit, the first is record"
         f" {position} of its batch: {_why(misfit)}; nothing of the batch is stored"
     )
+    error.cause = check_failed(str(table.path), rows)
     shown = itertools.islice(rows.misfits.items(), _RECORD_ERRORS_MAX)
     error.record_errors = [(at, _why(misfit)) for at, misfit in shown]
     return error

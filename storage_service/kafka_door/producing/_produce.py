@@ -309,6 +309,8 @@ def _report(exchange: KafkaExchange, part: _Part) -> None:
         exchange.note(produce_code_of(part.error))
         exchange.path = f"{exchange.api.name} {part.topic[:TOPIC_CHARACTERS_MAX]}"
         exchange.report(part.error)
+        if isinstance(part.error, RefusedRecordsError):
+            exchange.service.count_broken(part.error.cause)
 
 
 async def _answer(exchange: KafkaExchange, request: Any, parts: Sequence[_Part]) -> Answer:

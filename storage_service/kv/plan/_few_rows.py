@@ -153,6 +153,7 @@ class FewRowsPlan:
         buckets: Sequence[FewBucketRows],
         *,
         columns: Sequence[str] | None,
+        is_decided: bool = False,
     ) -> tuple[list[PlannedWrite], list[int]] | None:
         """Return the results of `check_rows` and `plan_rows` for these rows, or None."""
         # Up to so many rows this plan is faster than vectorised code.
@@ -164,6 +165,8 @@ class FewRowsPlan:
             return None
         try:
             writes = self._read(rows, operations, columns)
+            if self._rules.checks and not is_decided:
+                self._judge(rows, writes)
             lines: list[_Line] = []
             changes: list[_BucketChanges] = []
             line_ends: list[int] = []
@@ -213,6 +216,14 @@ class FewRowsPlan:
         if OPERATION_NONE in codes or (OPERATION_DELETE in codes and not is_allowed):
             raise _NotSimple
         return [code == OPERATION_DELETE for code in codes]
+
+    def _judge(self, rows: pa.RecordBatch, writes: _FewWrites) -> None:
+        """Leave rows to the vectorised plan that break a constraint, or are judged when merged."""
+        deletes = np.fromiter(writes.deletes, np.bool_, len(writes.deletes))
+        if deletes.all():
+            return
+        if not writes.encoded or any(self._rules.checks.broken(rows, deletes=deletes)):
+            raise _NotSimple
 
     def _positions(self, writes: pa.Schema, columns: Sequence[str] | None) -> Sequence[int]:
         """Return the positions of the rows' columns: exactly the required columns."""

@@ -39,6 +39,7 @@ from streamhouse.storage_service.kv.plan.write_input import (
     MET_BYTES_MAX,
     ROW_BYTES_MAX,
     WriteInput,
+    is_merged,
     too_much_met,
 )
 from streamhouse.storage_service.kv.rows._stored_rows import StoredRows
@@ -112,6 +113,8 @@ def plan_rows(
     key_ends = [int(chains.chain[end - 1]) + 1 if end else 0 for end in row_ends]
     stored = StoredRows(_stored_values(chains.hashed, key_ends, buckets, rules), codec)
     merged = merge_rows(writes, chains, stored, rules)
+    if rules.checks and is_merged(rules, writes.named):
+        _judge(merged, writes, chains, rules)
     values = codec.encode(merged.rows)
     _check_sizes(values, merged, writes, chains, rules)
     if (
@@ -142,6 +145,15 @@ def plan_rows(
         )
         line, put, counted = line_end, put_end, count
     return planned_writes, changes.ends
+
+
+def _judge(merged: MergedRows, writes: WriteInput, chains: KeyChains, rules: TableRules) -> None:
+    """Judge every row as it is after its change."""
+    rules.checks.refuse(
+        merged.rows,
+        deletes=writes.deletes[chains.row],
+        row_numbers=writes.row_numbers[chains.row],
+    )
 
 
 class _Changes(NamedTuple):

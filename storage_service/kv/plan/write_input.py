@@ -6,7 +6,7 @@ row; row numbers are the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -40,6 +40,7 @@ __all__ = [
     "WriteInput",
     "check_keys",
     "check_rows",
+    "is_merged",
     "too_much_met",
 ]
 
@@ -107,6 +108,8 @@ def check_rows(
     _check_limits(conformed, rules, deletes=deletes, row_numbers=row_numbers)
     conformed = _widened(conformed, rules.schema)
     _check_versions(conformed, rules, row_numbers)
+    if rules.checks and not is_merged(rules, names) and not deletes.all():
+        rules.checks.refuse(conformed, deletes=deletes, row_numbers=row_numbers)
     return WriteInput(
         rows=conformed,
         keys=check_keys(conformed, rules, row_numbers=row_numbers),
@@ -114,6 +117,14 @@ def check_rows(
         named=frozenset(names),
         row_numbers=row_numbers,
     )
+
+
+def is_merged(rules: TableRules, names: Collection[str]) -> bool:
+    """Whether rows with these columns become rows only together with stored rows.
+
+    Such rows are judged by the table's constraints once they are merged.
+    """
+    return bool(rules.merge.aggregates) or len(names) < len(rules.schema.names)
 
 
 def check_keys(

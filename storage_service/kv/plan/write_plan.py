@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow as pa
 from streamhouse.core.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
 from streamhouse.core.model.hashing.key_hash import HashedKeys
 from streamhouse.core.model.records.record_sequence import Continuity
+from streamhouse.reading.where.checks import NO_CHECKS
 from streamhouse.storage_service.kv.cache._write_behind import WriteBehind
 from streamhouse.storage_service.kv.plan._few_rows import (
     FEW_ROWS_MAX,
@@ -134,13 +136,18 @@ class Bucket(Protocol):
 
 
 def plan_writes(
-    buckets: Sequence[Bucket], writes: Sequence[KeyWrite], *, columns: Sequence[str] | None
+    buckets: Sequence[Bucket],
+    writes: Sequence[KeyWrite],
+    *,
+    columns: Sequence[str] | None,
+    is_decided: bool = False,
 ) -> list[PlannedPart]:
     """Plan `writes` of one schema in order; return the effect of each.
 
-    `columns` makes partial updates. Nothing is changed: next the buckets `accept` the planned
-    writes, or the plan is dropped. Raises for any wrong write; row numbers in errors are the
-    request's only for a single write.
+    `columns` makes partial updates. The rows of a decided transaction were judged by the table's
+    constraints before the decision, and are not judged again. Nothing is changed: next the buckets
+    `accept` the planned writes, or the plan is dropped. Raises for any wrong write; row numbers in
+    errors are the request's only for a single write.
     """
     order = sorted(range(len(writes)), key=lambda position: writes[position].bucket)
     ordered = [writes[position] for position in order]
@@ -148,7 +155,9 @@ def plan_writes(
     assert len(numbers) == len(writes) or all(write.versions is None for write in writes)
     for number in numbers:
         buckets[number].backlog.check()
-    planned, counts = _few(buckets, ordered, columns) or _many(buckets, ordered, columns)
+    planned, counts = _few(buckets, ordered, columns, is_decided=is_decided) or _many(
+        buckets, ordered, columns, is_decided=is_decided
+    )
     of_bucket = dict(zip(numbers, planned, strict=True))
     next_offset = {number: write.base_offset for number, write in of_bucket.items()}
     parts: dict[int, PlannedPart] = {}
@@ -169,7 +178,11 @@ class _Planned(NamedTuple):
 
 
 def _few(
-    buckets: Sequence[Bucket], writes: Sequence[KeyWrite], columns: Sequence[str] | None
+    buckets: Sequence[Bucket],
+    writes: Sequence[KeyWrite],
+    columns: Sequence[str] | None,
+    *,
+    is_decided: bool,
 ) -> _Planned | None:
     """Plan few rows one by one; None for too many or unsuitable rows."""
     few_rows = buckets[writes[0].bucket].few_rows
@@ -182,15 +195,23 @@ def _few(
         FewBucketRows(end, bucket.planned_offset, bucket.newest_few, bucket.row_bytes_max)
         for bucket, end in ((buckets[number], end) for number, end in last.items())
     ]
-    plan = few_rows.plan(_rows(writes), _operations(writes), of_buckets, columns=columns)
+    plan = few_rows.plan(
+        _rows(writes), _operations(writes), of_buckets, columns=columns, is_decided=is_decided
+    )
     return None if plan is None else _Planned(plan[0], counts_at(plan[1], row_ends))
 
 
 def _many(
-    buckets: Sequence[Bucket], writes: Sequence[KeyWrite], columns: Sequence[str] | None
+    buckets: Sequence[Bucket],
+    writes: Sequence[KeyWrite],
+    columns: Sequence[str] | None,
+    *,
+    is_decided: bool,
 ) -> _Planned:
     is_one = len(writes) == 1
     rules, codec = buckets[writes[0].bucket].rules, buckets[writes[0].bucket].codec
+    if is_decided and rules.checks:
+        rules = replace(rules, checks=NO_CHECKS)
     checked = check_rows(
         _rows(writes),
         rules,

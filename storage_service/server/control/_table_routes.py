@@ -19,11 +19,14 @@ from streamhouse.core.model.table import (
 )
 from streamhouse.core.model.table_state import BucketSizes, TableSizes
 from streamhouse.core.rows.companion import is_rejecting
+from streamhouse.storage_service.directory.table_registry import with_properties
+from streamhouse.storage_service.engine.added_checks import AddedChecks
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
 from streamhouse.storage_service.server._companions import ensure_companion
 from streamhouse.storage_service.server.caller import SERVICE, Level
+from streamhouse.storage_service.server.control._lake_rows import judge_lake_rows
 from streamhouse.storage_service.server.control._request_bodies import (
     AlterPartitioning,
     AlterProperties,
@@ -80,10 +83,12 @@ def table_routes(routes: ControlRoutes, service: Service) -> None:
 
     @routes.answers("Set and remove properties, all or none.")
     async def alter_properties(path: TableName, body: AlterProperties) -> dict[str, Any]:
-        info = await manager.alter_properties(
-            service.table(path).path, updates=body.set, removals=body.remove
-        )
-        return info.to_json()
+        table = service.table(path)
+        changes: dict[str, Any] = {"updates": body.set, "removals": body.remove}
+        changed = with_properties(table.info, **changes)
+        added = AddedChecks(table, changed, manager.runtime)
+        await judge_lake_rows(service, table, changed, added)
+        return (await manager.alter_properties(table.path, **changes, added=added)).to_json()
 
     @routes.answers("Change the partitioning of the lake's future files.")
     async def alter_partitioning(path: TableName, body: AlterPartitioning) -> dict[str, Any]:

@@ -111,11 +111,14 @@ def read_staged(
         _check_sizes(
             write_input, rules, rows_bytes_max=min(ROW_BYTES_MAX, config.batch_bytes_max // 3)
         )
-    return _as_part(writes)
+    return _as_part(writes, rules)
 
 
-def _as_part(writes: Sequence[KeyWrite]) -> _Staged:
-    """Return the changes as batches, with operations in an additional column."""
+def _as_part(writes: Sequence[KeyWrite], rules: TableRules) -> _Staged:
+    """Return the changes as batches, with operations in an additional column.
+
+    Rows that meet stored rows are judged by the rehearsal of the commit.
+    """
     if not writes:
         return _Staged(pa.schema([]), ())
     batches = []
@@ -126,7 +129,8 @@ def _as_part(writes: Sequence[KeyWrite]) -> _Staged:
             operations = pa.array(np.asarray(write.operations), pa.int8())
             rows = rows.append_column(OPERATION_COLUMN, operations)
         payload = memoryview(rows.serialize()).cast("B")
-        batches.append(RoutedBatch(write.bucket, rows.num_rows, payload))
+        judged_by = rules.checks.texts
+        batches.append(RoutedBatch(write.bucket, rows.num_rows, payload, judged_by=judged_by))
     return _Staged(rows.schema, batches)
 
 

@@ -1,6 +1,8 @@
 """Reading the body of a write: decode, check, and split by bucket.
 
-A body with any mistake is refused before any row is stored. No I/O; on any thread.
+A body with any mistake is refused before any row is stored. Rows to append are judged here by the
+table's constraints, whatever their door; rows by key are judged as they are planned. No I/O; on any
+thread.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from streamhouse.core.model.lake.limits import LakeLimits
 from streamhouse.core.model.records.record_sequence import RECORD_COUNTED
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.checks import CheckText
 from streamhouse.core.model.values.sorted_values import distinct
 from streamhouse.core.wire.arrow_body import decode_append, encode_payload
 from streamhouse.core.wire.request_stream import (
@@ -43,6 +46,7 @@ from streamhouse.core.wire.request_stream import (
     RequestStream,
     open_request,
 )
+from streamhouse.reading.where.checks import Checks
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
@@ -125,8 +129,9 @@ def routed_batches(body: bytes, request: RowsRequest) -> list[RoutedBatch]:
         _check_sequence(part, request)
         check_dropped(table, part.batch, schema_id=schema_id)
         limits.check(part.batch, table=name)
+        judged_by = _judged(table, part.batch, schema_id)
         if part.bucket is None:
-            routed.extend(_spread(part, request, schema_id))
+            routed.extend(_spread(part, request, schema_id, judged_by))
         else:
             _check_bucket(part, part.bucket, request, schema_id)
             routed.append(
@@ -137,9 +142,18 @@ def routed_batches(body: bytes, request: RowsRequest) -> list[RoutedBatch]:
                     schema_id=schema_id,
                     writer_id=request.writer_id,
                     sequence=part.sequence,
+                    judged_by=judged_by,
                 )
             )
     return routed
+
+
+def _judged(table: TableInfo, rows: pa.RecordBatch, schema_id: int) -> frozenset[CheckText]:
+    """Judge rows of a version of the schema; return the constraints that the rows hold."""
+    checks = Checks.of_table(table)
+    if checks:
+        checks.refuse(in_current_version(table, rows, schema_id=schema_id))
+    return checks.texts
 
 
 def routed_rows(
@@ -153,6 +167,7 @@ def routed_rows(
     table = request.table
     schema_id = table.schema_id
     _check_is_bucket(table, bucket)
+    judged_by = _judged(table, rows, schema_id)
     key, count = table.bucket_key_of(schema_id), table.bucket_count
     parts = split_by_bucket(rows, key, count) if key and count > 1 else {bucket: rows}
     return [
@@ -163,6 +178,7 @@ def routed_rows(
             schema_id=schema_id,
             writer_id=request.writer_id,
             sequence=sequence,
+            judged_by=judged_by,
         )
         for part_bucket, part in parts.items()
     ]
@@ -201,7 +217,9 @@ def _check_bucket(part: RequestBatch, bucket: int, request: RowsRequest, schema_
         )
 
 
-def _spread(part: RequestBatch, request: RowsRequest, schema_id: int) -> list[RoutedBatch]:
+def _spread(
+    part: RequestBatch, request: RowsRequest, schema_id: int, judged_by: frozenset[CheckText]
+) -> list[RoutedBatch]:
     table, config = request.table, request.config
     key = table.bucket_key_of(schema_id)
     if key:
@@ -219,6 +237,7 @@ def _spread(part: RequestBatch, request: RowsRequest, schema_id: int) -> list[Ro
             row_count=batch.num_rows,
             payload=part.payload if batch is part.batch else encode_payload(batch),
             schema_id=schema_id,
+            judged_by=judged_by,
         )
         for bucket, batch in rows.items()
     ]

@@ -48,6 +48,7 @@ from streamhouse.core.text.text_rows import (
 from streamhouse.core.traces.stages import stage_ended
 from streamhouse.core.wire.arrow_body import encode_append_body
 from streamhouse.core.wire.request_stream import open_request
+from streamhouse.reading.where.checks import broken_rows, check_failed, judged
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
@@ -182,14 +183,14 @@ async def answer_sifted(
         info = table.info
         arguments = (body, info, write, service.config)
         if len(body) > _INLINE_BYTES_MAX:
-            checked = await service.run_blocking(_checked, *arguments)
+            checked = await service.run_blocking(_judged, *arguments)
         else:
-            checked = _checked(*arguments)
+            checked = _judged(*arguments)
         stage_ended("decode")
         if write.form is not Body.ROWS and not memory.adds_at_once(checked.rows.nbytes):
             raise memory.refusal()
         if checked.misfits and not write.is_rejecting:
-            raise _refusal(info, write, checked)
+            raise check_failed(str(table.path), checked) or _refusal(info, write, checked)
         service.check_write()
         write = dataclasses.replace(write, schema_id=_schema_id(info, write))
         if checked.misfits or write.is_once:
@@ -209,6 +210,18 @@ async def answer_sifted(
 
 def _schema_id(table: TableInfo, write: SiftedWrite) -> int:
     return table.schema_id if write.schema_id is None else write.schema_id
+
+
+def _judged(
+    body: bytes, table: TableInfo, write: SiftedWrite, config: ServiceConfig
+) -> CheckedRows:
+    """Read the body, and check the rows against the schema and the constraints. On any thread."""
+    return judged(
+        table,
+        _checked(body, table, write, config),
+        schema_id=_schema_id(table, write),
+        is_delete=write.operation is TransactionOperation.DELETE,
+    )
 
 
 def _checked(
@@ -412,6 +425,8 @@ async def _commit(
             service.manager.check_open(table)
             raise
         assert result is not None, "the wait has no limit"
+        for constraint, count in broken_rows(checked.misfits.values()).items():
+            table.broken_rows[constraint, "rejected"] += count
         return result
 
 

@@ -162,7 +162,7 @@ class StatusSampler:
             "service": self._figures.to_json(),
             "table_count": len(every),
             "damaged_tables": [damaged.to_json() for damaged in manager.damaged_tables()],
-            "strangers": list(manager.strangers),
+            "strangers": list(manager.registry.strangers),
             "workers": [
                 {"worker_id": status["worker_id"], "table": str(table.path)}
                 | {name: status[name] for name in _ROUND_FACTS}
@@ -232,6 +232,15 @@ class StatusSampler:
             "has_much_debt": bool(debt and has_much_debt(debt)),
             "unusable": table.failures,
             "consumers": self._consumers(table),
+            "constraints": [
+                {
+                    "name": name,
+                    "predicate": predicate,
+                    "refused_rows": table.broken_rows[name, "refused"],
+                    "rejected_rows": table.broken_rows[name, "rejected"],
+                }
+                for name, predicate in sorted(table.info.descriptor.checks)
+            ],
             "buckets": [
                 {
                     "bucket": bucket,

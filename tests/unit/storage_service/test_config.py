@@ -14,6 +14,7 @@ from streamhouse.core.errors import InvalidRequestError, UnknownOptionError
 from streamhouse.core.model.merge_engine import MERGE_PROPERTY_HELP
 from streamhouse.core.model.properties import PROPERTY_HELP
 from streamhouse.core.model.records.record_format import RECORD_PROPERTY_HELP
+from streamhouse.core.model.values.checks import CHECK_PROPERTY_HELP
 from streamhouse.storage_service.config import ServiceConfig, is_loopback, kafka_address
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
@@ -204,6 +205,12 @@ def test_every_table_property_is_documented_as_it_is() -> None:
 def test_every_merge_property_is_documented_as_it_is() -> None:
     assert _documented("property of primary key tables", "default", "meaning") == [
         (key, default, text) for key, (default, text) in MERGE_PROPERTY_HELP.items()
+    ]
+
+
+def test_every_property_of_constraints_is_documented_as_it_is() -> None:
+    assert _documented("property of constraints", "default", "meaning") == [
+        (key, default, text) for key, (default, text) in CHECK_PROPERTY_HELP.items()
     ]
 
 

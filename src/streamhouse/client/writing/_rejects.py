@@ -1,8 +1,9 @@
 """Writes that keep rows which do not fit in `t$rejected`, together with the fitting rows.
 
-The client divides rows only to see whether all fit: then the request is an ordinary one. Otherwise
-the service gets all rows in a request, divides the rows, and writes both kinds in a transaction. A
-caller of a transaction stages the rejected rows beside it (`Rejects`).
+The client divides rows only to see whether all fit: then the request is an ordinary one. Otherwise,
+or if a row breaks a constraint, the service gets all rows in a request, divides the rows, and
+writes both kinds in a transaction. A caller of a transaction stages the rejected rows beside it
+(`Rejects`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from streamhouse.client.writing._request_batches import bounded_batches
 from streamhouse.client.writing.transactions import StagedRejects, Transaction
 from streamhouse.client.writing.writes import AppendWriter, Ranges, WriteProgress
 from streamhouse.core.errors import (
+    CheckFailedError,
     InvalidRequestError,
     StreamhouseError,
     UnknownOutcomeError,
@@ -225,7 +227,11 @@ class RejectingCall:
             if checked.misfits or len(fit) > 1:
                 ranges = self._send(table, rows)
             else:
-                ranges = self.write(table, fit[0])
+                try:
+                    ranges = self.write(table, fit[0])
+                except CheckFailedError:
+                    # Only the service judges rows by constraints.
+                    ranges = self._send(table, rows)
             written.row_count += rows.num_rows
             for bucket, span in ranges.items():
                 written.offsets[bucket] = (written.offsets.get(bucket, span)[0], span[1])

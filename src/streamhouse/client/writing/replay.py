@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from streamhouse.client.writing._rejects import Rejects, RejectsClient
 from streamhouse.client.writing.transactions import StagedRejects
-from streamhouse.core.errors import TableNotFoundError
+from streamhouse.core.errors import CheckFailedError, TableNotFoundError
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.core.rows.companion import ID_COLUMN, rejected_path
@@ -36,6 +36,13 @@ class Replayed:
 
     moved: int
     left: int
+
+
+class _Written(NamedTuple):
+    """The rows of each transaction, and whether a faster replay has taken the next version."""
+
+    row_counts: Sequence[int]
+    is_version_taken: bool = False
 
 
 class _Client(RejectsClient, Protocol):
@@ -63,13 +70,13 @@ def replay_rejected(
         for start in range(0, len(waiting), _CHUNK_ROWS):
             chunk = waiting[start : start + _CHUNK_ROWS]
             written = _replay_chunk(client, table, chunk, fix, version)
-            if written is None:
+            moved += sum(written.row_counts)
+            moved_since += sum(written.row_counts)
+            version += len(written.row_counts)
+            if written.is_version_taken:
                 # Another replay was faster: the rows it moved must not be written again.
                 break
             tried.update(row[ID_COLUMN] for row in chunk)
-            moved += written
-            moved_since += written
-            version += bool(written)
         else:
             return Replayed(moved, left=rows.num_rows - moved_since)
 
@@ -94,27 +101,51 @@ def _replay_chunk(
     rejected: Sequence[Mapping[str, Any]],
     fix: Fix | None,
     version: int,
-) -> int | None:
-    """Write the fitting rows; return their number, None if the version is taken."""
+) -> _Written:
+    """Write the fitting rows, in transactions from `version` on."""
     ids, rows = _rows_to_try(table, rejected, fix)
-    if not ids:
-        return 0
     checked = divide_rows(table, rows)
     fitting_ids = [row_id for position, row_id in enumerate(ids) if position not in checked.misfits]
-    if not fitting_ids:
-        return 0
+    return _write_fitting(client, table, fitting_ids, checked.rows, version)
+
+
+def _write_fitting(
+    client: _Client, table: TableInfo, ids: Sequence[str], rows: pa.RecordBatch, version: int
+) -> _Written:
+    """Write rows; a row that breaks a constraint stays rejected."""
+    if not ids:
+        return _Written([])
+    try:
+        is_taken = not _commit_replayed(client, table, ids, rows, version)
+    except CheckFailedError:
+        half = len(ids) // 2
+        if not half:
+            return _Written([])
+        first = _write_fitting(client, table, ids[:half], rows.slice(0, half), version)
+        if first.is_version_taken:
+            return first
+        version += len(first.row_counts)
+        second = _write_fitting(client, table, ids[half:], rows.slice(half), version)
+        return _Written([*first.row_counts, *second.row_counts], second.is_version_taken)
+    return _Written([], is_version_taken=True) if is_taken else _Written([len(ids)])
+
+
+def _commit_replayed(
+    client: _Client, table: TableInfo, ids: Sequence[str], rows: pa.RecordBatch, version: int
+) -> bool:
+    """Write rows, and delete the rejected rows `ids`; False if the version is taken."""
     path = str(table.path)
     with client.begin_transaction(
         path, operation=_operation(table), app_id=_APP_ID, version=version
     ) as transaction:
         if transaction.is_skipped:
-            return None
+            return False
         deletion = Rejects(client, transaction, path=path).begin("delete")
         staged_deletes = StagedRejects(
-            deletion.transaction_id, (deletion.stage(pa.table({ID_COLUMN: fitting_ids})),)
+            deletion.transaction_id, (deletion.stage(pa.table({ID_COLUMN: list(ids)})),)
         )
-        result = transaction.commit([transaction.stage(checked.rows)], rejected=staged_deletes)
-        return None if result.is_skipped else len(fitting_ids)
+        result = transaction.commit([transaction.stage(rows)], rejected=staged_deletes)
+        return not result.is_skipped
 
 
 def _rows_to_try(

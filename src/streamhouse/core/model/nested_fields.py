@@ -24,6 +24,7 @@ __all__ = [
     "has_same_fields",
     "is_wider",
     "named_like",
+    "statistics_key",
     "wider_parts",
     "with_field",
     "with_type",
@@ -235,3 +236,8 @@ def named_like(source: pa.DataType, target: pa.DataType) -> pa.DataType:
 
 def _is_list(t: pa.DataType) -> bool:
     return bool(pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t))
+
+
+def statistics_key(path: tuple[str, ...]) -> str:
+    """Return the name under which statistics of the column at `path` are kept: `a.b`."""
+    return ".".join(f"`{p.replace('`', '``')}`" if "." in p or "`" in p else p for p in path)

@@ -12,6 +12,7 @@ from streamhouse.core.model.records.record_format import (
     RECORD_PROPERTY_HELP,
     is_record_property,
 )
+from streamhouse.core.model.values.checks import CHECK_PROPERTY_HELP, is_check_property
 from streamhouse.core.model.values.units import (
     parse_boolean,
     parse_bytes,
@@ -167,8 +168,9 @@ SEGMENT_BYTES_MIN: Final = 64 << 10
 class TableProperties:
     """The typed properties of one table, defaults filled in.
 
-    Merge properties belong to `MergeRules`, batch layout properties to `BatchLayout`, and record
-    properties to `RecordFormat`; this class only accepts their keys.
+    Merge properties belong to `MergeRules`, batch layout properties to `BatchLayout`, record
+    properties to `RecordFormat`, and constraints to `checks.py`; this class only accepts their
+    keys.
 
     With a `datalake_batch_freshness_ms` of 0, every round writes the batch layout.
     """
@@ -204,9 +206,16 @@ class TableProperties:
     def parse(cls, properties: Mapping[str, str], *, table: str) -> TableProperties:
         """Read and check `properties`; raises for an unknown key or a bad value, naming both."""
         for key in properties:
-            is_of_others = is_merge_property(key) or is_record_property(key)
+            is_of_others = (
+                is_merge_property(key) or is_record_property(key) or is_check_property(key)
+            )
             if key not in _PROPERTIES and not is_of_others:
-                known_keys = [*_PROPERTIES, *MERGE_PROPERTY_HELP, *RECORD_PROPERTY_HELP]
+                known_keys = [
+                    *_PROPERTIES,
+                    *MERGE_PROPERTY_HELP,
+                    *CHECK_PROPERTY_HELP,
+                    *RECORD_PROPERTY_HELP,
+                ]
                 raise UnknownOptionError(
                     f"table '{table}': unknown property '{key}'"
                     f"{suggestion(key, known_keys)} (known: {', '.join(known_keys)})"

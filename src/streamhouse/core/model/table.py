@@ -31,6 +31,7 @@ from streamhouse.core.model.partitioning import BatchLayout, PartitionField
 from streamhouse.core.model.properties import TableProperties
 from streamhouse.core.model.records.record_format import RecordFormat, is_record_property
 from streamhouse.core.model.schema import Schema, type_name
+from streamhouse.core.model.values.checks import CheckText, check_texts, is_check_property
 from streamhouse.core.model.values.notebook import html_table
 
 __all__ = [
@@ -130,6 +131,8 @@ class TableDescriptor:
     bucket_key: tuple[str, ...] = ()
     partitioned_by: tuple[PartitionField, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
+    checks: frozenset[CheckText] = field(init=False, repr=False, compare=False)
+    """The constraints among the properties."""
     _record_format: RecordFormat = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -169,6 +172,8 @@ class TableDescriptor:
             self.properties, schema=self.schema, primary_key=self.primary_key, table=table
         )
         object.__setattr__(self, "_record_format", record_format)
+        checks = frozenset(check_texts(self.properties, table=table))
+        object.__setattr__(self, "checks", checks)
 
     def _check_lake_properties(self) -> None:
         where = f"table '{self.path}': property"
@@ -456,8 +461,8 @@ class TableInfo:
     def in_version(self, schema_id: int | None) -> TableInfo:
         """Return the table as known to clients of this version; None: the current version.
 
-        Keys have their names of this version. Merge rules and record formats are left out: readers
-        do not need them, and their properties name columns of the current version.
+        Keys have their names of this version. Merge rules, record formats and constraints are left
+        out: readers do not need them, and their properties name columns of the current version.
         """
         if schema_id is None or schema_id == self.schema_id:
             return self
@@ -477,7 +482,7 @@ class TableInfo:
             properties={
                 key: value
                 for key, value in self.descriptor.properties.items()
-                if not is_merge_property(key) and not is_record_property(key)
+                if not (is_merge_property(key) or is_record_property(key) or is_check_property(key))
             },
         )
         return replace(self, descriptor=descriptor, schema_id=schema_id)

@@ -17,10 +17,14 @@ __all__ = ["CheckedRows", "Misfit", "Misfits", "Original", "ReadRows", "joined"]
 
 
 class Misfit(NamedTuple):
-    """Why a row does not fit its table; `column` is None if no single column is the cause."""
+    """Why a row does not fit its table; `column` is None if no single column is the cause.
+
+    `constraint` is the name of the constraint that the row breaks, if the row has the table's form.
+    """
 
     column: str | None
     reason: str
+    constraint: str | None = None
 
 
 Misfits = dict[int, Misfit]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.model.nested_fields import statistics_key
 from streamhouse.core.types.logical_type import PlainValue
 from streamhouse.core.types.registry import type_of
 
@@ -46,11 +47,6 @@ class ColumnStatistics:
     maximum: PlainValue | None = None
     null_count: int | None = None
     row_count: int | None = None
-
-
-def statistics_key(path: tuple[str, ...]) -> str:
-    """Return the name under which statistics of the column at `path` are kept: `a.b`."""
-    return ".".join(f"`{p.replace('`', '``')}`" if "." in p or "`" in p else p for p in path)
 
 
 # -- of manifests: Iceberg's single-value serialisation (spec, appendix D) -------------------------

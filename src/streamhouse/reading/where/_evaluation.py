@@ -41,7 +41,14 @@ from streamhouse.reading.where.predicate import (
     comparison_type,
 )
 
-__all__ = ["boolean_array", "filter_batch", "filtered", "integer_array", "integer_values"]
+__all__ = [
+    "boolean_array",
+    "false_rows",
+    "filter_batch",
+    "filtered",
+    "integer_array",
+    "integer_values",
+]
 
 # One truth value a row, or one for all rows.
 _Truth: TypeAlias = pa.BooleanArray | pa.BooleanScalar
@@ -70,6 +77,21 @@ def filter_batch(predicate: Predicate, batch: pa.RecordBatch) -> pa.RecordBatch:
     if truth.true_count == batch.num_rows:
         return batch
     return filtered(batch, truth)
+
+
+def false_rows(predicate: Predicate, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+    """Mark the rows of `batch` for which `predicate` is FALSE; None if there are none.
+
+    NULL is not FALSE. The batch has the columns that `filter_batch` needs.
+    """
+    truth = _evaluate(predicate.root, batch)
+    if isinstance(truth, pa.Scalar):
+        is_false = truth.as_py() is False and batch.num_rows > 0
+        return np.ones(batch.num_rows, dtype=np.bool_) if is_false else None
+    if not truth.false_count:
+        return None
+    mask: npt.NDArray[np.bool_] = ~truth.fill_null(True).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _evaluate(node: Node, batch: pa.RecordBatch) -> _Truth:

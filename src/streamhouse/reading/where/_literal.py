@@ -29,8 +29,8 @@ from streamhouse.core.errors import InvalidPredicateError
 from streamhouse.core.model.values.calendar import DAY_US, days_of
 from streamhouse.core.model.values.decimals import decimal_of
 from streamhouse.core.model.values.zone import UTC, Zone
+from streamhouse.core.types.logical_type import PlainValue
 from streamhouse.core.types.registry import type_of
-from streamhouse.lake.files.bounds import PlainValue
 from streamhouse.reading.where._text import parse_date, parse_double, parse_timestamp, refuse
 from streamhouse.reading.where.predicate import (
     And,

@@ -24,8 +24,9 @@ from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 
+from streamhouse.core.model.nested_fields import statistics_key
 from streamhouse.core.model.values.zone import UTC, Zone
-from streamhouse.lake.files.bounds import PlainValue, statistics_key
+from streamhouse.core.types.logical_type import PlainValue
 
 __all__ = [
     "And",

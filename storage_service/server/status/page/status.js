@@ -284,6 +284,11 @@ function showOne(status) {
   make("dl", { class: "strip sheet" }, figures.map(figure => tile(...figure))),
   charts(status, table),
   make("div", { class: "columns" }, make("section", {}, make("h2", {}, "Lake"), lake(table)), make("section", {}, buckets(table))),
+  table.constraints?.length ? make("section", {}, make("h2", {}, "Constraints"), make("div", { class: "sheet" },
+    grid([["Constraint", "left"], ["Condition", "left"], ["Refused rows"], ["Rejected rows"]], table.constraints.map(c => make("tr", {},
+      make("td", { class: "name" }, c.name), make("td", { class: "left" }, make("code", {}, c.predicate)), turn(),
+      cell(whole(c.refused_rows), c.refused_rows ? null : "zero", "refused"), cell(whole(c.rejected_rows), c.rejected_rows ? null : "zero", "rejected"))),
+      { caption: "Constraints" }))) : "",
   make("section", {}, make("h2", {}, "Readers, most late first"), table.consumers?.length
     ? make("div", { class: "sheet" }, grid([["Reader", "left"], ...READER_HEADS], readerRows(table.consumers, false), { caption: "Readers" }))
     : make("p", { class: "empty sheet" }, "No reader has reported its position.")));

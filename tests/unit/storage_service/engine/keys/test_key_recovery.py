@@ -351,7 +351,7 @@ async def test_damage_that_a_read_meets_is_mended_while_the_service_runs(
             before = _state(table)
             _flip_in_newest_rows(_rows_directory(tmp_path))
             with pytest.raises(CorruptDataError):
-                list(bucket.rows.keys_written_before(1 << 40, bytes_max=1 << 20))
+                list(bucket.rows.rows_written_before(1 << 40, bytes_max=1 << 20))
             assert bucket.is_damaged
 
             await manager.mending.mend()
@@ -403,7 +403,7 @@ async def test_what_becomes_durable_while_rows_are_made_again_is_shown_or_left_t
         await until(is_syncing.is_set)
         _flip_in_newest_rows(_rows_directory(tmp_path))
         with pytest.raises(CorruptDataError):
-            list(bucket.rows.keys_written_before(1 << 40, bytes_max=1 << 20))
+            list(bucket.rows.rows_written_before(1 << 40, bytes_max=1 << 20))
         around(monkeypatch, "log-read", reading)
         mending = asyncio.ensure_future(manager.mending.mend())
         await until(is_replaying.is_set)
@@ -436,7 +436,7 @@ async def test_what_cannot_be_mended_is_left_to_the_operator(tmp_path: Path) -> 
         bucket = table.key_buckets[0]
         _flip_in_newest_rows(_rows_directory(tmp_path))
         with pytest.raises(CorruptDataError):
-            list(bucket.rows.keys_written_before(1 << 40, bytes_max=1 << 20))
+            list(bucket.rows.rows_written_before(1 << 40, bytes_max=1 << 20))
         files = sorted(_rows_directory(tmp_path).glob("*.sst"))
         for _ in range(2):
             await manager.mending.mend()
