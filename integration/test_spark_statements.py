@@ -73,6 +73,53 @@ def test_create_table_makes_a_table_and_a_name_for_it(world: SparkWorld) -> None
     assert rows(world, "SELECT count(*) FROM created.orders") == [(1,)]
 
 
+@pytest.mark.end_to_end
+def test_constraints_of_statements_hold_for_writes_of_spark(world: SparkWorld) -> None:
+    sql, spark = world.spark.sql, world.spark
+    sql("CREATE DATABASE IF NOT EXISTS held")
+    options = f"TBLPROPERTIES (endpoint = '{world.endpoint}')"
+    sql(
+        "CREATE TABLE held.sums (id BIGINT, sum BIGINT, CONSTRAINT positive CHECK (sum > 0 AND"
+        f" sum < 1000)) USING streamhouse {options}"
+    )
+    sql("INSERT INTO held.sums VALUES (1, 10), (2, null)")
+    with pytest.raises(Exception, match=r"constraint 'positive', CHECK \(sum > 0 AND"):
+        sql("INSERT INTO held.sums VALUES (3, 10), (4, -1)")
+
+    with pytest.raises(StreamhouseError, match="1 of its rows break constraint 'small'"):
+        sql("ALTER TABLE held.sums ADD CONSTRAINT small CHECK (sum < 5)")
+    sql("ALTER TABLE held.sums ADD CONSTRAINT small CHECK (sum < 5) NOT ENFORCED FOR EXISTING")
+    with pytest.raises(StreamhouseError, match="has a constraint 'SMALL' already"):
+        sql("ALTER TABLE held.sums ADD CONSTRAINT SMALL CHECK (sum < 6)")
+    frame = spark.createDataFrame([(5, 4), (6, 5), (7, -7)], "id bigint, sum bigint")
+    writer = frame.write.format("streamhouse").option("endpoint", world.endpoint).mode("append")
+    writer.option("on.error", "reject").save("held.sums")
+    assert rows(world, "SELECT id FROM held.sums") == [(1,), (2,), (5,)]
+    rejected = spark.read.format("streamhouse").option("endpoint", world.endpoint)
+    reasons = sorted(row.reason for row in rejected.load("held.sums$rejected").collect())
+    assert reasons == [
+        "breaks constraint 'positive', CHECK (sum > 0 AND sum < 1000): sum = -7",
+        "breaks constraint 'small', CHECK (sum < 5): sum = 5",
+    ]
+
+    sql("ALTER TABLE held.sums DROP CONSTRAINT small")
+    sql("ALTER TABLE held.sums DROP CONSTRAINT IF EXISTS small")
+    with pytest.raises(StreamhouseError, match="no constraint 'small'; it has positive"):
+        sql("ALTER TABLE held.sums DROP CONSTRAINT small")
+    sql("INSERT INTO held.sums VALUES (6, 5)")
+    with pytest.raises(StreamhouseError, match=r"table\.check\.positive = sum > 0 AND"):
+        writer.option("table.check.positive", "sum > 1").mode("append").save("held.sums")
+    with pytest.raises(StreamhouseError, match="no default values"):
+        sql(f"CREATE TABLE held.other (id BIGINT DEFAULT 5) USING streamhouse {options}")
+    with pytest.raises(StreamhouseError, match="__offset"):
+        sql(
+            "CREATE TABLE held.other (id BIGINT GENERATED ALWAYS AS IDENTITY) USING streamhouse"
+            f" {options}"
+        )
+    with pytest.raises(StreamhouseError, match="no default values"):
+        sql("ALTER TABLE held.sums ADD COLUMN unit STRING DEFAULT 'kg'")
+
+
 def test_create_table_as_select_copies_rows_and_names_a_table(
     world: SparkWorld, items: str
 ) -> None:

@@ -5,10 +5,19 @@ Spark alone would change only the columns in its catalog.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from streamhouse.connector.names._constraints import (
+    AddedConstraint,
+    DroppedConstraint,
+    constraint_of,
+    dropped_constraint,
+    is_constraint,
+    listed,
+    refuse_clauses,
+)
 from streamhouse.connector.names._table_statement import TableStatement, Token, name_at, unquoted
 from streamhouse.core.errors import UnsupportedError
 
@@ -17,17 +26,19 @@ __all__ = ["Alteration", "alteration_of", "commented"]
 _CAN: Final = (
     "ADD COLUMNS (name type, column.field type), DROP COLUMN name, RENAME COLUMN old TO new,"
     " ALTER COLUMN name[.field] TYPE type, ALTER COLUMN name COMMENT 'text', ALTER COLUMN name"
-    " DROP NOT NULL, SET TBLPROPERTIES, UNSET TBLPROPERTIES"
+    " DROP NOT NULL, ADD CONSTRAINT name CHECK (condition), DROP CONSTRAINT name, SET"
+    " TBLPROPERTIES, UNSET TBLPROPERTIES"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alteration:
-    """The change: of the schema, in the form of `alter_schema`, or of properties."""
+    """The change: of the schema, in the form of `alter_schema`, of properties, or a constraint."""
 
     changes: tuple[dict[str, Any], ...] = ()
     updates: dict[str, str] = field(default_factory=dict)
     removals: tuple[str, ...] = ()
+    constraint: AddedConstraint | DroppedConstraint | None = None
 
 
 def alteration_of(statement: TableStatement, *, type_of: Callable[[str], Any]) -> Alteration:
@@ -38,8 +49,14 @@ def alteration_of(statement: TableStatement, *, type_of: Callable[[str], Any]) -
     words = [token.word for token in statement.tokens]
     tokens = list(statement.tokens)
     if words[:1] == ["ADD"] and words[1:2] in (["COLUMN"], ["COLUMNS"]):
-        specs = list(_listed(tokens[2:]))
+        specs = list(listed(tokens[2:]))
         return Alteration(changes=tuple(_added(spec, statement, type_of=type_of) for spec in specs))
+    where = f"ALTER TABLE {'.'.join(statement.name)}"
+    if words[:1] == ["ADD"] and is_constraint(tokens[1:]):
+        added = constraint_of(tokens[1:], text=statement.text, where=where)
+        return Alteration(constraint=added)
+    if words[:2] == ["DROP", "CONSTRAINT"]:
+        return Alteration(constraint=dropped_constraint(tokens[2:], where=where))
     if _is_of_field(tokens, words):
         raise UnsupportedError(
             f"ALTER TABLE {'.'.join(statement.name)} {' '.join(words[:2])}: a field inside a column"
@@ -47,8 +64,8 @@ def alteration_of(statement: TableStatement, *, type_of: Callable[[str], Any]) -
             " the values there"
         )
     if words[:1] == ["DROP"] and words[1:2] in (["COLUMN"], ["COLUMNS"]):
-        names = [spec[0] for spec in _listed(tokens[2:]) if len(spec) == 1]
-        if names and len(names) == len(list(_listed(tokens[2:]))):
+        names = [spec[0] for spec in listed(tokens[2:]) if len(spec) == 1]
+        if names and len(names) == len(list(listed(tokens[2:]))):
             return Alteration(
                 changes=tuple({"drop": unquoted(n), "confirm": unquoted(n)} for n in names)
             )
@@ -57,7 +74,7 @@ def alteration_of(statement: TableStatement, *, type_of: Callable[[str], Any]) -
     if words[:1] in (["ALTER"], ["CHANGE"]):
         return Alteration(changes=(_column(tokens[1:], statement, type_of=type_of),))
     if words[:2] in (["SET", "TBLPROPERTIES"], ["UNSET", "TBLPROPERTIES"]):
-        properties = list(_listed(tokens[2:]))
+        properties = list(listed(tokens[2:]))
         if words[0] == "SET":
             pairs = (_property(spec, statement) for spec in properties)
             return Alteration(updates=dict(pairs))
@@ -101,23 +118,6 @@ def _cannot(statement: TableStatement) -> UnsupportedError:
     )
 
 
-def _listed(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """Yield the parts of a list `(a, b)` or `a, b`."""
-    if tokens and tokens[0].text == "(" and tokens[-1].text == ")":
-        tokens = tokens[1:-1]
-    part: list[Token] = []
-    depth = 0
-    for token in tokens:
-        depth += {"(": 1, "<": 1, ")": -1, ">": -1}.get(token.text, 0)
-        if token.text == "," and not depth:
-            yield part
-            part = []
-        else:
-            part.append(token)
-    if part:
-        yield part
-
-
 def _added(
     spec: list[Token], statement: TableStatement, *, type_of: Callable[[str], Any]
 ) -> dict[str, Any]:
@@ -139,7 +139,8 @@ def _added(
     name: str | list[str] = list(path)
     if not path and spec:
         name, behind = unquoted(spec[0]), 1
-    if end <= behind or words[-2:] == ["NOT", "NULL"] or "DEFAULT" in words:
+    refuse_clauses(spec[behind - 1 : end], where=f"ALTER TABLE {'.'.join(statement.name)}")
+    if end <= behind or words[-2:] == ["NOT", "NULL"]:
         raise _cannot(statement)
     return {"add": name, "type": type_of(_text(spec[behind:end], statement)), **change}
 
@@ -160,6 +161,8 @@ def _column(
         return {"widen": widened, "to": type_of(_text(tokens[behind + 1 :], statement))}
     if words[1:2] == ["COMMENT"] and len(tokens) == 3:
         return {"comment": unquoted(tokens[0]), "to": unquoted(tokens[2])}
+    if words[1:3] in (["SET", "DEFAULT"], ["DROP", "DEFAULT"]):
+        refuse_clauses([tokens[0], tokens[2]], where=f"ALTER TABLE {'.'.join(statement.name)}")
     if words[1:] == ["DROP", "NOT", "NULL"]:
         return {"drop_not_null": unquoted(tokens[0])}
     raise _cannot(statement)

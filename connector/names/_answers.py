@@ -18,6 +18,7 @@ from streamhouse.connector.names._attached_names import (
     refresh,
     run_as_spark,
 )
+from streamhouse.connector.names._constraints import AddedConstraint, DroppedConstraint
 from streamhouse.connector.names._definition import Definition, definition_of
 from streamhouse.connector.names._shared_options import check_plan, check_statement
 from streamhouse.connector.names._table_statement import TableStatement
@@ -179,12 +180,21 @@ class Names:
     def _alter(self, attached_name: AttachedName, statement: TableStatement) -> None:
         path = str(attached_name.connection.name.path)
         alteration = alteration_of(statement, type_of=functools.partial(_type_of, table=path))
+        client, updates, removals = (
+            attached_name.client,
+            alteration.updates,
+            alteration.removals,
+        )
+        match alteration.constraint:
+            case AddedConstraint() as added:
+                added.check_new(client.describe_table(path))
+                updates = added.properties()
+            case DroppedConstraint() as dropped:
+                removals = dropped.removals(client.describe_table(path))
         if alteration.changes:
-            attached_name.client.alter_schema(path, alteration.changes)
-        else:
-            attached_name.client.alter_properties(
-                path, updates=alteration.updates, removals=alteration.removals
-            )
+            client.alter_schema(path, alteration.changes)
+        elif updates or removals:
+            client.alter_properties(path, updates=updates, removals=removals)
         refresh(self._spark, attached_name)
 
     def _define(self, definition: Definition) -> None:

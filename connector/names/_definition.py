@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from streamhouse.connector.names._constraints import (
+    constraint_of,
+    is_constraint,
+    listed,
+    refuse_clauses,
+)
 from streamhouse.connector.names._table_statement import TableStatement, Token, unquoted
 from streamhouse.core.errors import UnsupportedError
 
@@ -36,7 +42,7 @@ def definition_of(statement: TableStatement) -> Definition:
     at = 0
     if tokens and tokens[0].text == "(":
         end = _closing(tokens, 0)
-        columns = text[tokens[0].end : tokens[end].start]
+        columns, options = _columns(tokens[: end + 1], statement)
         at = end + 1
     while at < len(tokens):
         word = tokens[at].word
@@ -70,6 +76,20 @@ def definition_of(statement: TableStatement) -> Definition:
         query=query,
         options=options,
     )
+
+
+def _columns(tokens: list[Token], statement: TableStatement) -> tuple[str, dict[str, str]]:
+    """Return the columns as text without the constraints, and the constraints as options."""
+    text, where = statement.text, f"CREATE TABLE {'.'.join(statement.name)}"
+    columns: list[str] = []
+    options: dict[str, str] = {}
+    for part in listed(tokens):
+        if is_constraint(part):
+            options |= constraint_of(part, text=text, where=where).properties()
+            continue
+        refuse_clauses(part, where=where)
+        columns.append(text[part[0].start : part[-1].end])
+    return ", ".join(columns), options
 
 
 def _closing(tokens: list[Token], at: int) -> int:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from streamhouse.core.errors import InvalidSchemaError
 from streamhouse.core.model.schema import type_from_json
+from streamhouse.core.model.values.column_clauses import refused_clause
 
 __all__ = ["schema_of_ddl"]
 
@@ -84,7 +85,16 @@ class _Reader:
                 raise self.wrong("the text of the comment in quotation marks")
             self._next += 1
             metadata = {"comment": _ESCAPED.sub(r"\1", comment.text[1:-1])}
+        self._refuse_clause(token.text)
         return pa.field(token.text, data_type, nullable=is_nullable, metadata=metadata)
+
+    def _refuse_clause(self, column: str) -> None:
+        words = [token.text.upper() for token in self._tokens[self._next :] if token.kind == "word"]
+        if self._peek().kind == "word":
+            behind = words if words[0] == "GENERATED" else words[:1]
+            refusal = refused_clause(behind, where=f"column '{column}'")
+            if refusal is not None:
+                raise refusal
 
     def take(self, mark: str) -> bool:
         """Go past a mark if it is next; return whether it was."""
@@ -95,6 +105,11 @@ class _Reader:
 
     def wrong(self, expected: str) -> InvalidSchemaError:
         token = self._peek()
+        if token.kind == "stray":
+            return InvalidSchemaError(
+                f"schema '{self._text[:80]}': character {token.place + 1}, '{token.text}', is not"
+                ' of a column or a type; write it as in "id BIGINT NOT NULL, name STRING"'
+            )
         actual = f"'{token.text[:40]}'" if token.kind != "end" else "the end"
         return InvalidSchemaError(
             f"schema '{self._text[:80]}': {expected} must be at character {token.place + 1}, where"
@@ -181,10 +196,10 @@ def _tokens(text: str) -> list[_Token]:
         match = _TOKEN.match(text, place)
         if match is None:
             start = place + len(text[place:]) - len(text[place:].lstrip())
-            raise InvalidSchemaError(
-                f"schema '{text[:80]}': character {start + 1}, '{text[start]}', is not of a column"
-                ' or a type; write it as in "id BIGINT NOT NULL, name STRING"'
-            )
+            # Refused in its turn: a clause before says more.
+            tokens.append(_Token("stray", text[start], start))
+            place = start + 1
+            continue
         kind = str(match.lastgroup)
         part = match[kind]
         if kind == "quoted":
