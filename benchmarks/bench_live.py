@@ -151,7 +151,10 @@ def _report_loads(client: StreamhouseClient, folder: Path, *, is_keyed: bool) ->
 
 def _write_parquet(path: Path, rows: pa.RecordBatch) -> None:
     settings = FileFormat()
-    with pa.OSFile(str(path), "wb") as sink, open_parquet(sink, rows.schema, settings) as writer:
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        open_parquet(sink, rows.schema, settings, sample=pa.Table.from_batches([rows])) as writer,
+    ):
         writer.write_table(pa.Table.from_batches([rows]), row_group_size=settings.row_group_rows)
 
 
@@ -297,7 +300,7 @@ def _load_tpch(client: StreamhouseClient, folder: Path) -> dict[str, str]:
             rows = pa.concat_tables([changed, rows.slice(changed.num_rows)])
         files[name] = str(folder / f"{name}.parquet")
         settings = FileFormat()
-        with open_parquet(files[name], schema, settings) as writer:
+        with open_parquet(files[name], schema, settings, sample=rows) as writer:
             writer.write_table(rows, row_group_size=settings.row_group_rows)
     return files
 

@@ -64,7 +64,10 @@ def _parquet_seconds(path: Path, batches: list[pa.RecordBatch]) -> float:
     settings = FileFormat()
     rows = pa.Table.from_batches(batches)
     start = time.perf_counter()
-    with pa.OSFile(str(path), "wb") as sink, open_parquet(sink, SCHEMA, settings) as writer:
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        open_parquet(sink, SCHEMA, settings, sample=rows) as writer,
+    ):
         writer.write_table(rows, row_group_size=settings.row_group_rows)
     seconds = time.perf_counter() - start
     path.unlink()

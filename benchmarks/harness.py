@@ -158,7 +158,10 @@ def pyarrow_rewrite_seconds(files: Sequence[Path], target: Path) -> float:
     settings = FileFormat()
     start_s = time.perf_counter()
     rows = pa.concat_tables([pq.read_table(path, partitioning=None) for path in sorted(files)])
-    with pa.OSFile(str(target), "wb") as sink, open_parquet(sink, rows.schema, settings) as writer:
+    with (
+        pa.OSFile(str(target), "wb") as sink,
+        open_parquet(sink, rows.schema, settings, sample=rows) as writer,
+    ):
         writer.write_table(rows, row_group_size=settings.row_group_rows)
     seconds = time.perf_counter() - start_s
     target.unlink()

@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 CLUSTERED_GROUP_ROWS: Final = 1 << 14
+_SAMPLE_ROWS: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,18 +86,23 @@ def clustered_format(target_file_bytes: int, clustering: Clustering) -> FileForm
 
 
 def open_parquet(
-    sink: pa.NativeFile, schema: pa.Schema, file_format: FileFormat
+    sink: pa.NativeFile, schema: pa.Schema, file_format: FileFormat, *, sample: pa.Table
 ) -> pq.ParquetWriter:
-    """Return a Parquet writer with the settings of all lake files."""
+    """Return a Parquet writer with the settings of all lake files.
+
+    `sample` is the first rows to write: a column whose values differ there gets no dictionary.
+    """
     return pq.ParquetWriter(
         sink,
         schema,
         version="2.6",
         compression=file_format.compression,
         compression_level=file_format.compression_level,
-        # Offsets never repeat: a dictionary of them would be built to be thrown away.
         use_dictionary=[
-            path for f in schema if f.name != OFFSET_COLUMN for path in _leaf_paths(f, f.name)
+            path
+            for f in schema
+            if _has_repeats(sample.column(f.name))
+            for path in _leaf_paths(f, f.name)
         ],
         store_decimal_as_integer=True,
         write_page_index=True,
@@ -105,6 +111,20 @@ def open_parquet(
         # Readers of other engines go by Iceberg's schema; Arrow's copy would only be carried.
         store_schema=False,
     )
+
+
+def _has_repeats(column: pa.ChunkedArray) -> bool:
+    """Whether a quarter of the values occurs again: only then a dictionary pays.
+
+    A dictionary of values that differ, with an index a row, is larger than the values, and slower
+    to write and to read in every engine. Columns of types that Arrow cannot count get one.
+    """
+    sample = column.slice(0, _SAMPLE_ROWS)
+    try:
+        distinct = int(pc.count_distinct(sample).as_py())
+    except pa.ArrowNotImplementedError:
+        return True
+    return 4 * distinct <= 3 * (len(sample) - sample.null_count)
 
 
 def _leaf_paths(parent: pa.Field, path: str) -> list[str]:
@@ -238,7 +258,7 @@ class PartitionedParquetWriter:
     def _write_group(self, target: _PartitionFile, group: pa.Table) -> None:
         bounds = pc.min_max(group.column(OFFSET_COLUMN)).as_py()
         if target.writer is None:
-            self._start(target)
+            self._start(target, group)
             target.start_offset, target.end_offset = bounds["min"], 0
         assert target.writer is not None
         assert target.sink is not None
@@ -251,13 +271,13 @@ class PartitionedParquetWriter:
         if size >= self._format.target_file_bytes:
             self._finish(target)
 
-    def _start(self, target: _PartitionFile) -> None:
+    def _start(self, target: _PartitionFile, group: pa.Table) -> None:
         started = [f for f in self._open.values() if f.writer is not None]
         if len(started) >= self._format.open_files_max:
             self._finish(started[0])
         target.path = f"{self._folder}/{self._name}-{uuid.uuid4().hex[:16]}.parquet"
         target.sink = self._files.open_output(target.path)
-        target.writer = open_parquet(target.sink, self._schema, self._format)
+        target.writer = open_parquet(target.sink, self._schema, self._format, sample=group)
 
     def _finish(self, target: _PartitionFile) -> None:
         """Close the partition's current file, if open."""

@@ -234,3 +234,43 @@ def test_a_file_of_another_size_is_damaged(tmp_path: Path) -> None:
         LakeFilesystem({}).open_parquet(file.path, file_bytes=1),
     ):
         pass
+
+
+def _has_dictionary(file: WrittenFile) -> dict[str, bool]:
+    parquet = pq.ParquetFile(file.path.removeprefix("file://"))
+    group = parquet.metadata.row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    return {column.path_in_schema: column.has_dictionary_page for column in columns}
+
+
+def test_values_that_differ_get_no_dictionary(tmp_path: Path) -> None:
+    """It would be larger than the values, and slower to read in every engine."""
+    with_dictionary = set()
+    for regions in (["de", "at"] * 500, [f"region {number}" for number in range(1_000)]):
+        writer = _writer(tmp_path, partitioning=())
+        writer.write(_rows(0, [*regions]))
+        (file,) = writer.close()
+        assert [row["region"] for row in _read(file)] == regions
+        with_dictionary.add(
+            tuple(path for path, has_one in _has_dictionary(file).items() if has_one)
+        )
+    assert with_dictionary == {("region",), ()}
+
+
+def test_columns_that_cannot_be_counted_get_a_dictionary(tmp_path: Path) -> None:
+    element = pa.list_(pa.field("element", pa.string()))
+    tags = pa.array([[str(number)] for number in range(100)], element)
+    rows = pa.table({"tags": tags, "__offset": np.arange(100), "nothing": pa.nulls(100)})
+    writer = PartitionedParquetWriter(
+        LakeFilesystem({}),
+        folder=f"file://{tmp_path}",
+        name="b0",
+        bucket=0,
+        schema=rows.schema,
+        partitioning=(),
+        file_format=FileFormat(),
+    )
+    writer.write(rows)
+    (file,) = writer.close()
+    assert _has_dictionary(file)["tags.list.element"]
+    assert not _has_dictionary(file)["__offset"]
