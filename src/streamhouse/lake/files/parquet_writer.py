@@ -124,7 +124,8 @@ def _has_repeats(column: pa.ChunkedArray) -> bool:
         distinct = int(pc.count_distinct(sample).as_py())
     except pa.ArrowNotImplementedError:
         return True
-    return 4 * distinct <= 3 * (len(sample) - sample.null_count)
+    value_count = len(sample) - int(sample.null_count)
+    return 4 * distinct <= 3 * value_count
 
 
 def _leaf_paths(parent: pa.Field, path: str) -> list[str]:
