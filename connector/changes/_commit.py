@@ -27,6 +27,7 @@ from streamhouse.client import CommitResult, StorageClient
 from streamhouse.connector._partition_reader import spark_iterator_errors
 from streamhouse.connector._spark_versions import to_arrow_schema
 from streamhouse.connector.changes._assigned_values import converted_schema, settled
+from streamhouse.connector.query._narrowing import Pushed
 from streamhouse.connector.write._write_jobs import StagedRows, TransactionJob
 from streamhouse.connector.write._write_options import WriteOptions
 from streamhouse.connector.write._write_target import WriteTarget, resolve_target
@@ -49,6 +50,8 @@ __all__ = [
     "UNCHANGED",
     "UPDATED",
     "Changes",
+    "Compute",
+    "ComputedRows",
     "commit_changes",
     "committed",
 ]
@@ -87,9 +90,23 @@ class Changes:
     is_skipped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ComputedRows:
+    """A frame of changes, and the rows of the table that the frame reads.
+
+    `read` is a read of the table, or the words for a lookup.
+    """
+
+    frame: DataFrame
+    read: Pushed | str
+
+
+Compute = Callable[[TableInfo], ComputedRows]
+
+
 def commit_changes(
     options: WriteOptions,
-    compute: Callable[[TableInfo], DataFrame],
+    compute: Compute,
     *,
     isolation: str,
     is_overwrite: bool = False,
@@ -115,7 +132,7 @@ def commit_changes(
 
 def _attempt(
     options: WriteOptions,
-    compute: Callable[[TableInfo], DataFrame],
+    compute: Compute,
     isolation: str,
     is_overwrite: bool,
     attempt: int,
@@ -123,7 +140,7 @@ def _attempt(
     client = client_for(options.connection.endpoint, options.connection.token)
     # The positions are taken before the read: a row that is unchanged since is as it was read.
     state = client.table_state(str(options.connection.name.path))
-    frame = compute(state.table)
+    frame = compute(state.table).frame
     # The frame has the column names of this schema version.
     options = dataclasses.replace(options, schema_id=state.table.schema_id)
     job = _started_job(client, options, frame, state.table, is_overwrite=is_overwrite)

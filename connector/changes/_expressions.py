@@ -47,7 +47,7 @@ def _value(value: Any) -> Column:
 
 def named(alias: str, column: str) -> Column:
     """Return a column of one side of a join."""
-    return F.col(f"{alias}.{quoted(column)}")
+    return F.col(f"{quoted(alias)}.{quoted(column)}")
 
 
 def assignments(

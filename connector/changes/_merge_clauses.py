@@ -24,6 +24,7 @@ from streamhouse.connector.changes._commit import (
     PROBLEM_COLUMN,
     UPDATED,
     Changes,
+    ComputedRows,
 )
 from streamhouse.connector.changes._expressions import (
     all_of,
@@ -40,6 +41,7 @@ from streamhouse.connector.changes._needed_rows import (
     matched_by_key,
     with_existing,
 )
+from streamhouse.connector.query._narrowing import Pushed
 from streamhouse.core.errors import (
     InvalidRequestError,
     UnknownColumnError,
@@ -202,7 +204,7 @@ def check_changeable(info: TableInfo, *, operation: str, deletes: bool) -> None:
 
 def changed_rows(
     merge: Merge, target: DataFrame, assignment: Assignment, connection: ConnectionOptions
-) -> DataFrame:
+) -> ComputedRows:
     """Return the changed rows of a merge, in the form for `_commit.py`."""
     info = assignment.info
     deletes = any(clause.kind == DELETED for clause in merge.clauses)
@@ -216,6 +218,7 @@ def changed_rows(
         on = condition(merge.on)
     pairs = _looked_up(merge, assignment, connection, equalities)
     rows = None
+    read: Pushed | str = "the keys of the source, looked up at the service"
     if pairs is not None:
         try:
             rows = _changed(merge, pairs, target.schema, assignment, equalities)
@@ -226,9 +229,10 @@ def changed_rows(
     if rows is None:
         joined = _joined(merge, target, on)
         rows = _changed(merge, joined, target.schema, assignment, equalities)
+        read = Pushed(str(info.path))
     if not all(_inserts_matched_key(merge, clause, equalities, key) for clause in merge.clauses):
         rows = with_existing(rows, info, connection, mark=_EXISTS)
-    return _checked(rows, key, str(info.path))
+    return ComputedRows(_checked(rows, key, str(info.path)), read)
 
 
 def _changed(

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from streamhouse.connector.changes._assigned_values import Assignment
+from streamhouse.connector.changes._commit import ComputedRows
 from streamhouse.connector.format._spark_readers import session_zone
 from streamhouse.connector.lookup._lookup_plan import INNER, LEFT, planned
 from streamhouse.connector.lookup.lookup_join import joined_frame
@@ -180,8 +181,11 @@ def rows_for(
     *,
     columns: Sequence[str],
     where: str | None,
-) -> DataFrame:
+    alias: str | None,
+) -> ComputedRows:
     """Return the result of `build` for the table, reading only the needed rows and columns.
+
+    `alias` is the table's name in `build` and `where`.
 
     `options` are the options of a read. Under Spark Connect the planner is out of reach; the needs
     are `columns` and the rows for which the SQL text `where` may be true.
@@ -193,19 +197,23 @@ def rows_for(
         if where is None:
             return None
         name = tuple(str(info.path).split("."))
+        relation = ".".join(map(quoted, name))
+        if alias is not None:
+            relation += f" AS {quoted(alias)}"
         # A comment at the end of the condition ends with its line.
-        text = (
-            f"SELECT {', '.join(map(quoted, columns))} FROM {'.'.join(map(quoted, name))}"
-            f" WHERE ({where}\n)"
-        )
+        text = f"SELECT {', '.join(map(quoted, columns))} FROM {relation} WHERE ({where}\n)"
         return needs_by_text(spark, QueryText.of(text), {name: table})
 
-    query = narrowed([table], build, by_text)
+    def aliased(frames: Sequence[DataFrame]) -> DataFrame:
+        return build(frames if alias is None else [frames[0].alias(alias)])
+
+    query = narrowed([table], aliased, by_text)
     (pushed,) = query.pushed
     keys = None if pushed.where is None else _keys_of(spark, pushed.where, info)
     if keys is None:
-        return query.frame
-    return build([_rows_with(spark, keys, info, connection, table.plain.schema, pushed.columns)])
+        return ComputedRows(query.frame, pushed)
+    rows = _rows_with(spark, keys, info, connection, table.plain.schema, pushed.columns)
+    return ComputedRows(aliased([rows]), f"{keys.num_rows} keys, looked up at the service")
 
 
 def _keys_of(spark: SparkSession, where: str, info: TableInfo) -> pa.Table | None:

@@ -21,6 +21,8 @@ from streamhouse.connector.changes._commit import (
     UNCHANGED,
     UPDATED,
     Changes,
+    Compute,
+    ComputedRows,
     commit_changes,
 )
 from streamhouse.connector.changes._expressions import assignments, condition, first_of
@@ -28,6 +30,7 @@ from streamhouse.connector.changes._merge_clauses import Merge, On, changed_rows
 from streamhouse.connector.changes._needed_rows import rows_for
 from streamhouse.connector.format._spark_readers import session_zone, stream_marks
 from streamhouse.connector.format.registration import register, write_batch
+from streamhouse.connector.query._narrowing import Pushed
 from streamhouse.connector.write._write_options import WriteOptions, write_options
 from streamhouse.core.errors import (
     InvalidRequestError,
@@ -78,6 +81,9 @@ class Table:
         """Return the table's rows; every statement reads the newest rows."""
         return self._spark.read.format(FORMAT).options(**self._read_options()).load()
 
+    def _rows(self, alias: str | None) -> DataFrame:
+        return self.to_df() if alias is None else self.to_df().alias(alias)
+
     def _read_options(self) -> dict[str, str]:
         return {k: v for k, v in self._options.items() if k.lower() not in _WRITES_ONLY}
 
@@ -90,8 +96,9 @@ class Table:
         info: TableInfo,
         where: Column | str | None,
         columns: Sequence[str],
+        alias: str | None,
         build: Callable[[DataFrame], DataFrame],
-    ) -> DataFrame:
+    ) -> ComputedRows:
         """Return the result of `build` for `columns` of the rows for which `where` is true."""
         return rows_for(
             self._spark,
@@ -101,6 +108,7 @@ class Table:
             lambda frames: build(frames[0].filter(condition(where))),
             columns=columns,
             where=where if isinstance(where, str) else None,
+            alias=alias,
         )
 
     def history(self) -> DataFrame:
@@ -143,7 +151,7 @@ class Table:
     def _merged(
         self, merge: Merge, *, app_id: str | None, app_version: int | None, isolation: str
     ) -> Changes:
-        return commit_changes(
+        return self._commit(
             self._write_options(app_id, app_version),
             lambda info: changed_rows(
                 merge, self.to_df(), self._assignment(info), self._write_options().connection
@@ -156,6 +164,7 @@ class Table:
         set: Mapping[str, Any],  # noqa: A002 - the word of SQL
         where: Column | str | None = None,
         *,
+        target_alias: str | None = None,
         rewrite: bool = False,
         app_id: str | None = None,
         app_version: int | None = None,
@@ -166,11 +175,12 @@ class Table:
         Args:
             set: column -> its new value: SQL text, a Spark column, or a plain value.
             where: SQL text or a Spark column.
+            target_alias: the name of the table in conditions and values.
             rewrite: write a table without a primary key anew as a whole.
             app_id: see `Merge.execute`, as for `app_version` and `isolation`.
         """
 
-        def changed(info: TableInfo) -> DataFrame:
+        def changed(info: TableInfo) -> ComputedRows:
             names = info.schema.names
             values = assignments(set, columns=names, table=self.path, operation="update")
             in_key = [name for name in values if name in info.descriptor.primary_key]
@@ -180,8 +190,12 @@ class Table:
                     " which a row keeps for life; delete the row and insert one with the new key"
                 )
             if rewrite:
-                return _rewritten(self.to_df(), values, condition(where), self._assignment(info))
-            return self._rows_for(info, where, names, lambda rows: _updated(rows, values))
+                rows = self._rows(target_alias)
+                frame = _rewritten(rows, values, condition(where), self._assignment(info))
+                return ComputedRows(frame, Pushed(self.path))
+            return self._rows_for(
+                info, where, names, target_alias, lambda rows: _updated(rows, values)
+            )
 
         return self._changed(changed, "update", rewrite, app_id, app_version, isolation)
 
@@ -189,6 +203,7 @@ class Table:
         self,
         where: Column | str | None = None,
         *,
+        target_alias: str | None = None,
         rewrite: bool = False,
         app_id: str | None = None,
         app_version: int | None = None,
@@ -203,14 +218,19 @@ class Table:
                 f"table '{self.path}': delete needs a condition; truncate() deletes all rows"
             )
 
-        def changed(info: TableInfo) -> DataFrame:
+        def changed(info: TableInfo) -> ComputedRows:
             if rewrite:
                 kind = first_of([(condition(where), F.lit(DELETED))], F.lit(UNCHANGED))
-                return _marked(self.to_df(), kind)
+                frame = _marked(self._rows(target_alias), kind)
+                return ComputedRows(frame, Pushed(self.path))
             key = info.descriptor.primary_key
             names = [quoted(name) for name in key]
             return self._rows_for(
-                info, where, key, lambda rows: _marked(rows.select(*names), F.lit(DELETED))
+                info,
+                where,
+                key,
+                target_alias,
+                lambda rows: _marked(rows.select(*names), F.lit(DELETED)),
             )
 
         return self._changed(changed, "delete", rewrite, app_id, app_version, isolation)
@@ -293,14 +313,14 @@ class Table:
 
     def _changed(
         self,
-        compute: Any,
+        compute: Compute,
         operation: str,
         rewrite: bool,
         app_id: str | None,
         app_version: int | None,
         isolation: str,
     ) -> Changes:
-        def checked(info: TableInfo) -> DataFrame:
+        def checked(info: TableInfo) -> ComputedRows:
             if not rewrite:
                 _check_has_key(info, operation)
                 check_changeable(info, operation=operation, deletes=operation == "delete")
@@ -309,15 +329,24 @@ class Table:
                     f"table '{self.path}' has a primary key, so {operation} finds its rows by key;"
                     " remove rewrite=True"
                 )
-            frame: DataFrame = compute(info)
-            return frame
+            return compute(info)
 
-        return commit_changes(
+        return self._commit(
             self._write_options(app_id, app_version),
             checked,
             isolation=isolation,
             is_overwrite=rewrite,
         )
+
+    def _commit(
+        self,
+        options: WriteOptions,
+        compute: Compute,
+        *,
+        isolation: str,
+        is_overwrite: bool = False,
+    ) -> Changes:
+        return commit_changes(options, compute, isolation=isolation, is_overwrite=is_overwrite)
 
     def _write_options(
         self, app_id: str | None = None, app_version: int | None = None
@@ -337,7 +366,8 @@ def _check_has_key(info: TableInfo, operation: str) -> None:
     if not info.is_primary_key_table:
         raise UnsupportedError(
             f"table '{info.path}' has no primary key, so {operation} cannot find rows by key;"
-            f" {operation}(..., rewrite=True) writes the whole table anew in one transaction;"
+            f" streamhouse.Table(spark, '{info.path}').{operation}(..., rewrite=True) writes the"
+            " whole table anew in one transaction;"
             " a stream of the table fails then unless it has read all old rows"
         )
 

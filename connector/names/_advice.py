@@ -18,8 +18,9 @@ from streamhouse.reading.options.options import FORMAT
 __all__ = ["advising"]
 
 _SOME_ROWS: Final = (
-    "Spark lets no Python source replace some of a table's rows: INSERT OVERWRITE replaces all of"
-    " them, and streamhouse.Table(spark, 'database.table').delete(...) deletes some"
+    "Spark lets no Python source change some of a table's rows in this way: MERGE INTO, UPDATE,"
+    " DELETE FROM and TRUNCATE TABLE work as texts of their own, given to spark.sql with the"
+    " attached name, and INSERT OVERWRITE replaces all rows"
 )
 _NOTHING: Final = (
     "a Streamhouse table needs no such statement: statistics, partitions and files are the"

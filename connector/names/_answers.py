@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql.types import StructType
 
@@ -20,8 +20,9 @@ from streamhouse.connector.names._attached_names import (
 )
 from streamhouse.connector.names._constraints import AddedConstraint, DroppedConstraint
 from streamhouse.connector.names._definition import Definition, definition_of
+from streamhouse.connector.names._row_changes import Arguments, change_rows, changeable
 from streamhouse.connector.names._shared_options import check_plan, check_statement
-from streamhouse.connector.names._table_statement import TableStatement
+from streamhouse.connector.names._table_statement import ROW_VERBS, TableStatement
 from streamhouse.connector.write._spark_types import arrow_columns
 from streamhouse.connector.write._write_options import write_options
 from streamhouse.connector.write._write_table import existing_or_created
@@ -45,13 +46,6 @@ from streamhouse.reading.options.options import (
 )
 
 __all__ = ["Names", "is_ours", "no_such_definition"]
-
-_CHANGES: Final = {
-    "TRUNCATE TABLE": "truncate",
-    "DELETE": "delete",
-    "UPDATE": "update",
-    "MERGE": "merge",
-}
 
 
 def is_ours(provider: Any) -> bool:
@@ -81,11 +75,34 @@ class Names:
         self._spark = spark
         self._attach = attach
 
-    def answer(self, statement: TableStatement) -> bool:
-        """Execute the statement and return True, or return False to leave the statement to Spark.
+    def answer(self, statement: TableStatement, arguments: Arguments) -> Any:
+        """Execute the statement and return its DataFrame; None leaves the statement to Spark.
 
         Raise `UnsupportedError` for an impossible statement, with the alternative.
         """
+        if statement.verb in ROW_VERBS:
+            return self._change_rows(statement, arguments)
+        if self._is_answered(statement):
+            return self._spark.createDataFrame([], StructType([]))
+        return None
+
+    def _change_rows(self, statement: TableStatement, arguments: Arguments) -> Any:
+        name = attached(self._spark, statement.name)
+        options = None if name is None else changeable(self._spark, name, statement.name)
+        if name is None or options is None:
+            return None
+        table = name.connection.name
+        if table.part:
+            raise _only_read(statement, name)
+        counts = change_rows(
+            self._spark, statement.text, arguments, table=str(table.path), options=options
+        )
+        if statement.explain is None and self._spark.catalog.isCached(name.sql_name):
+            refresh(self._spark, name, is_forced=True)
+            run_as_spark(self._spark, f"REFRESH TABLE {name.sql_name}")
+        return counts
+
+    def _is_answered(self, statement: TableStatement) -> bool:
         name = ".".join(statement.name)
         if is_ours(statement.provider):
             if statement.verb == "CREATE TABLE":
@@ -116,10 +133,15 @@ class Names:
             )
             if not is_ours(statement.provider) and (is_sparks or attached(self._spark, of) is None):
                 continue
+            effect = (
+                "reaches no table"
+                if verb in ROW_VERBS
+                else "would change Spark's catalog and nothing else"
+            )
             raise UnsupportedError(
-                f"{statement.verb} {'.'.join(statement.name)} within BEGIN ... END or EXECUTE"
-                " IMMEDIATE would change Spark's catalog and nothing else, because Spark asks no"
-                " Python source about such statements: give the statement to spark.sql by itself"
+                f"{verb} {'.'.join(statement.name)} within BEGIN ... END or EXECUTE IMMEDIATE"
+                f" {effect}, because Spark asks no Python source about such statements: give the"
+                " statement to spark.sql by itself"
             )
 
     def _answer_for(
@@ -133,16 +155,7 @@ class Names:
         if verb == "REPLACE TABLE":
             raise _no_replacement(statement, name)
         if table.part:
-            raise UnsupportedError(
-                f"{verb} {name}: the name stands for '{table}', which can only be read; attach"
-                f" '{table.path}'"
-            )
-        if verb in _CHANGES:
-            raise UnsupportedError(
-                f"{verb} {name}: PySpark lets no Python source change rows by SQL; use"
-                f" streamhouse.Table(spark, '{table}').{_CHANGES[verb]}(...), or INSERT OVERWRITE"
-                " to replace all rows"
-            )
+            raise _only_read(statement, attached_name)
         if verb == "COMMENT ON TABLE":
             raise UnsupportedError(
                 f"COMMENT ON TABLE {name}: a Streamhouse table has no comment, its columns have:"
@@ -264,6 +277,14 @@ class Names:
         frame = run_as_spark(self._spark, definition.query)
         check_plan(self._spark, frame, text=definition.query)
         frame.write.format(FORMAT).options(**write_options_by_key).mode("append").save()
+
+
+def _only_read(statement: TableStatement, name: AttachedName) -> UnsupportedError:
+    table = name.connection.name
+    return UnsupportedError(
+        f"{statement.verb} {'.'.join(statement.name)}: the name stands for '{table}', which can"
+        f" only be read; attach '{table.path}'"
+    )
 
 
 def _no_replacement(statement: TableStatement, name: str) -> UnsupportedError:

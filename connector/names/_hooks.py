@@ -14,13 +14,12 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pyspark.sql.types import StructType
-
 from streamhouse.connector.names._advice import advising
 from streamhouse.connector.names._answers import Names, is_ours, no_such_definition
 from streamhouse.connector.names._attached_names import HOOK_MARK, attached, attached_in, refresh
 from streamhouse.connector.names._name_loads import load_of_name
 from streamhouse.connector.names._refused_writer_calls import LAYOUT_CALLS, check_layout, check_mode
+from streamhouse.connector.names._row_changes import Arguments
 from streamhouse.connector.names._shared_options import (
     check_plan,
     check_statement,
@@ -97,8 +96,10 @@ def _sql(self: Any, original: Method, *arguments: Any, attach: Attach, **options
     if isinstance(text, str):
         statement = statement_of(text)
         names = Names(self, functools.partial(attach, self))
-        if statement is not None and names.answer(statement):
-            return self.createDataFrame([], StructType([]))
+        if statement is not None:
+            answer = names.answer(statement, Arguments.of(arguments, options))
+            if answer is not None:
+                return answer
         names.refuse(statements_within(text))
         _refresh_mentioned(self, text)
         check_statement(self, text)
@@ -288,12 +289,10 @@ def _create_table(self: Any, original: Method, *arguments: Any, method: str, **o
 
 def _truncate_table(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     name = str(arguments[0] if arguments else options.get("tableName"))
-    name_of_table = attached(session_of(self), name_parts(name))
-    if name_of_table is not None:
-        raise UnsupportedError(
-            f"truncateTable('{name}'): PySpark lets no Python source wrap rows; use"
-            f" streamhouse.Table(spark, '{name_of_table.connection.name}').truncate()"
-        )
+    spark = session_of(self)
+    if attached(spark, name_parts(name)) is not None:
+        spark.sql(f"TRUNCATE TABLE {name}")
+        return None
     return original(self, *arguments, **options)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 __all__ = [
+    "ROW_VERBS",
     "TableStatement",
     "Token",
     "name_at",
@@ -23,8 +24,8 @@ __all__ = [
 ]
 
 _TOKEN: Final = re.compile(
-    r"""(?P<comment>--[^\n]*|/\*.*?\*/)
-      | (?P<string>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
+    r"""(?P<comment>--[^\n]*|/\*(?:/\*.*?\*/|.)*?\*/)
+      | (?P<string>[rR]'[^']*'|[rR]"[^"]*"|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
       | (?P<quoted>`(?:[^`]|``)*`)
       | (?P<word>\w+)
       | (?P<sign>[^\s\w])""",
@@ -44,6 +45,10 @@ _NAME_FOLLOWS: Final = {
 _WITH_OBJECT: Final = ("ALTER", "TRUNCATE", "REFRESH", "COMMENT")
 _FIRST_WORDS: Final = {"CREATE", *(verb[0] for verb in _NAME_FOLLOWS)}
 _MERGE_EVOLVING: Final = ("MERGE", "WITH", "SCHEMA", "EVOLUTION", "INTO")
+ROW_VERBS: Final = frozenset({"DELETE", "MERGE", "TRUNCATE TABLE", "UPDATE"})
+"""The statements that change rows."""
+_CHANGES_ROWS: Final = re.compile(r"\b(?:DELETE|MERGE|TRUNCATE|UPDATE)\b", re.IGNORECASE)
+_EXPLAIN_MODES: Final = frozenset({"CODEGEN", "COST", "EXTENDED", "FORMATTED", "LOGICAL"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,9 @@ class TableStatement:
     `TRUNCATE TABLE`, `REFRESH TABLE`, `COMMENT ON TABLE`, `COMMENT ON COLUMN`, `DELETE`, `UPDATE`
     or `MERGE`. `name` has the parts of the name as written, for a comment with the column's.
     `provider` is the format after USING, `like` the table after LIKE. `tokens` are the tokens
-    behind the name.
+    behind the name. `ctes` is the text of WITH in front of a statement that changes rows.
+    `explain` is the mode of EXPLAIN in front of such a statement, in upper case: empty without a
+    mode, None without EXPLAIN.
     """
 
     verb: str
@@ -78,14 +85,44 @@ class TableStatement:
     tokens: tuple[Token, ...]
     provider: str | None = None
     like: tuple[str, ...] | None = None
+    ctes: str = ""
+    explain: str | None = None
 
 
 def statement_of(text: str) -> TableStatement | None:
     """Return the parts of a statement; None for statements that are left to Spark."""
     # Most statements, and all long ones, are queries, which need no tokens.
-    if text.lstrip()[:1].upper() not in set("ACDMRTU-/"):
+    first = text.lstrip()[:1].upper()
+    if first not in set("ACDEMRTUW-/") or (first in "EW" and not _CHANGES_ROWS.search(text)):
         return None
     tokens = tokens_of(text)
+    if tokens and tokens[0].word in ("EXPLAIN", "WITH"):
+        return _row_statement(text, tokens)
+    return _plain_statement(text, tokens)
+
+
+def _row_statement(text: str, tokens: list[Token]) -> TableStatement | None:
+    """Return a statement that changes rows, behind EXPLAIN or WITH; None for any other."""
+    explain = None
+    if tokens[0].word == "EXPLAIN":
+        explain = tokens[1].word if len(tokens) > 1 and tokens[1].word in _EXPLAIN_MODES else ""
+        tokens = tokens[2 if explain else 1 :]
+    ctes = ""
+    if tokens and tokens[0].word == "WITH":
+        depth = 0
+        for at, token in enumerate(tokens):
+            depth += 0 if token.is_string else {"(": 1, ")": -1}.get(token.text, 0)
+            if not depth and token.word in ROW_VERBS and tokens[at - 1].text == ")":
+                ctes = text[tokens[0].start : tokens[at - 1].end]
+                tokens = tokens[at:]
+                break
+    statement = _plain_statement(text, tokens) if tokens else None
+    if statement is None or statement.verb not in ROW_VERBS:
+        return None
+    return replace(statement, ctes=ctes, explain=explain)
+
+
+def _plain_statement(text: str, tokens: list[Token]) -> TableStatement | None:
     words = tuple(token.word for token in tokens[:12])
     if words[:1] in (("CREATE",), ("REPLACE",)):
         return _definition(text, tokens, words)
@@ -148,6 +185,8 @@ def unquoted(token: Token) -> str:
     text = token.text
     if text[:1] == "`":
         return text[1:-1].replace("``", "`")
+    if token.is_string and text[0] in "rR":
+        return text[2:-1]
     if token.is_string:
         quote = text[0]
         return re.sub(r"\\(.)", r"\1", text[1:-1].replace(quote * 2, quote))

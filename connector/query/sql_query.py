@@ -10,7 +10,10 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from streamhouse.connector.format.registration import register
 from streamhouse.connector.names._attached_names import attached, is_attached
+from streamhouse.connector.names._row_changes import Arguments, change_rows
+from streamhouse.connector.names._table_statement import ROW_VERBS, TableStatement, statement_of
 from streamhouse.connector.query._narrowing import (
     NarrowedQuery,
     QueryTable,
@@ -19,7 +22,13 @@ from streamhouse.connector.query._narrowing import (
 )
 from streamhouse.connector.query._query_text import QueryText
 from streamhouse.core.errors import InvalidNameError, NotFoundError
-from streamhouse.reading.options.options import BATCH, applicable, as_options, check_keys
+from streamhouse.reading.options.options import (
+    BATCH,
+    WRITE,
+    applicable,
+    as_options,
+    check_keys,
+)
 from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["sql"]
@@ -48,6 +57,9 @@ def sql(
         options: options of the format for every table, as in `endpoint="http://a:8765"`; an
             attached name has its own.
     """
+    table_statement = statement_of(statement)
+    if table_statement is not None and table_statement.verb in ROW_VERBS:
+        return _changed(spark, table_statement, args, options)
     all_options = check_keys(as_options(options), uses=(BATCH,))
     read = QueryText.of(statement)
     names = {name: _attached(spark, name) for name in read.names}
@@ -68,6 +80,28 @@ def sql(
         if service_tables
         else spark.sql(statement, args=args)
     )
+
+
+def _changed(
+    spark: SparkSession,
+    statement: TableStatement,
+    args: dict[str, Any] | list[Any] | None,
+    options: Mapping[str, Any],
+) -> DataFrame:
+    """Execute a statement that changes rows of the service's table, or give it to `spark.sql`."""
+    register(spark)
+    all_options = check_keys(as_options(options), uses=(BATCH, WRITE))
+    reads = applicable(all_options, uses=(BATCH,))
+    if attached(spark, statement.name) is None and _table(spark, statement.name, reads) is not None:
+        frame: DataFrame = change_rows(
+            spark,
+            statement.text,
+            Arguments(args),
+            table=".".join(statement.name),
+            options=all_options,
+        )
+        return frame
+    return spark.sql(statement.text, args=args)
 
 
 def _narrowed(

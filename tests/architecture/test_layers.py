@@ -59,6 +59,7 @@ IMPORTERS: Final[dict[str, tuple[str, ...]]] = {
     "rocksdict": ("streamhouse.storage_service.kv.rocksdb_store",),
     "sqlglot": (
         "streamhouse.reading.where.*",
+        "streamhouse.connector.changes._side_names",
         "streamhouse.connector.query._query_text",
         "streamhouse.connector.query._text_needs",
     ),
