@@ -409,7 +409,7 @@ def test_calls_that_would_replace_a_name_or_change_rows_are_refused(
         lambda: frame.writeTo(items).overwrite(F.col("id") == 1),
         lambda: frame.writeTo(items).overwritePartitions(),
     ):
-        with pytest.raises(StreamhouseError, match=r"insertInto|streamhouse\.Table"):
+        with pytest.raises(StreamhouseError, match=r"insertInto|streamhouse\.Table|DELETE FROM"):
             call()
     assert rows(world, f"SELECT * FROM {items}") == [(1, "a"), (2, "b")]
 

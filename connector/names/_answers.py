@@ -98,7 +98,6 @@ class Names:
             self._spark, statement.text, arguments, table=str(table.path), options=options
         )
         if statement.explain is None and self._spark.catalog.isCached(name.sql_name):
-            refresh(self._spark, name, is_forced=True)
             run_as_spark(self._spark, f"REFRESH TABLE {name.sql_name}")
         return counts
 

@@ -105,7 +105,9 @@ def _sql(self: Any, original: Method, *arguments: Any, attach: Attach, **options
         check_statement(self, text)
         with advising(
             textwrap.shorten(text, _SHOWN_CHARACTERS),
-            is_about_us=lambda: FORMAT in text.lower() or bool(attached_in(self, text)),
+            is_about_us=lambda refusal: (
+                FORMAT in f"{text}{refusal}".lower() or bool(attached_in(self, text + refusal))
+            ),
         ):
             frame = original(self, *arguments, **options)
         check_plan(self, frame, text=text)
@@ -244,7 +246,7 @@ def _define_v2(self: Any, original: Method, *, method: str) -> Any:
 def _overwrite_v2(self: Any, original: Method, *arguments: Any, method: str, **options: Any) -> Any:
     name = getattr(self, "_streamhouse_name", "")
 
-    def is_about_us() -> bool:
+    def is_about_us(_refusal: str) -> bool:
         return attached(session_of(self), name_parts(name)) is not None
 
     with advising(f"writeTo('{name}').{method}", is_about_us=is_about_us):
@@ -256,7 +258,8 @@ def _merge_into(self: Any, original: Method, *arguments: Any, **options: Any) ->
     name_of_table = attached(self.sparkSession, name_parts(name))
     if name_of_table is not None:
         raise UnsupportedError(
-            f"mergeInto('{name}'): PySpark lets no Python source wrap rows; use"
+            f"mergeInto('{name}'): PySpark lets no Python source change rows; use spark.sql('MERGE"
+            f" INTO {name} USING {{source}} s ON ...', source=frame), or"
             f" streamhouse.Table(spark, '{name_of_table.connection.name}').merge(...)"
         )
     return original(self, *arguments, **options)

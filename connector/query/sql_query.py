@@ -42,6 +42,9 @@ def sql(
 ) -> DataFrame:
     """Return the DataFrame of a SQL query, reading only relevant columns and rows.
 
+    `MERGE INTO`, `UPDATE`, `DELETE FROM` and `TRUNCATE TABLE` change rows like `Table`, once, and
+    return the counts; the options `app.id` and `app.version` make a repeated call happen once.
+
     A table of the service is named `db.table`, or `` `db`.`table$part` ``, unless Spark has a table
     or view of that name; or by its attached name. The query may also use all names of Spark's SQL.
     Each statement on the DataFrame reads the newest rows. `explain()` of the DataFrame first shows
