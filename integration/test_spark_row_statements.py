@@ -170,7 +170,8 @@ class Clause:
             return source
         old = target if self.action == "UPDATE SET" and target is not None else (None,) * 3
         new = {name: value(target, source) for name, (_, value) in self.values.items()}
-        return tuple(new.get(n, old[i]) for i, n in enumerate(ROWS.names))  # type: ignore[return-value]
+        key, number, text = (new.get(name, old[i]) for i, name in enumerate(ROWS.names))
+        return key, number, text
 
 
 def _plus(row: Row | None) -> int | None:

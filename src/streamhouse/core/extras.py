@@ -67,6 +67,7 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.connector.names._attached_names": "spark",
     "streamhouse.connector.names._name_loads": "spark",
     "streamhouse.connector.names._hooks": "spark",
+    "streamhouse.connector.names._row_changes": "spark",
     "streamhouse.connector.names._shared_options": "spark",
     "streamhouse.connector.names._stale_streams": "spark",
     "streamhouse.reading.live": "lake",
