@@ -2,13 +2,17 @@
 
 Spark's own sentence names neither the reason nor an alternative. If the statement mentions an
 attached name or the format, our sentence is raised from Spark's error.
+
+Calls of a writer without a meaning for a Streamhouse table are refused at the end of the write:
+Spark asks a Python source about none of these calls. A batch would fail with a sentence that names
+nothing of ours, and a stream would go on without the call's effect.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import PySparkException
@@ -16,7 +20,7 @@ from pyspark.errors import PySparkException
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.reading.options.options import FORMAT
 
-__all__ = ["advising"]
+__all__ = ["LAYOUT_CALLS", "advising", "check_layout", "check_mode"]
 
 _SOME_ROWS: Final = (
     "Spark lets no Python source change some of a table's rows in this way: MERGE INTO, UPDATE,"
@@ -65,3 +69,32 @@ def advising(statement: str, *, is_about_us: Callable[[str], bool]) -> Iterator[
         raise UnsupportedError(
             f"{statement}: a statement of the script failed, and Spark lost the error. {_SOME_ROWS}"
         ) from error
+
+
+LAYOUT_CALLS: Final = {
+    "partitionBy": "option partitioned.by, as in .option('partitioned.by', 'region, day(at)')",
+    "bucketBy": "options bucket.num and bucket.key",
+    "clusterBy": "option partitioned.by, or bucket.num and bucket.key",
+}
+"""The methods of Spark's writers for the layout of a table, and our replacement of each."""
+_MODES: Final = ("append", "overwrite")
+
+
+def check_layout(arguments: Mapping[str, Any]) -> None:
+    """Refuse a layout by Spark's methods; `arguments` has the argument of each method."""
+    for call, instead in LAYOUT_CALLS.items():
+        if arguments.get(call):
+            raise UnsupportedError(
+                f"{call}: Spark passes this layout to no Python source; use {instead}, in the write"
+                " that creates the table"
+            )
+
+
+def check_mode(mode: Any) -> None:
+    """Refuse the modes that Spark passes to no Python source."""
+    if str(mode).lower() not in _MODES:
+        raise UnsupportedError(
+            f"{f'mode {mode!r}' if mode else 'a write without a mode'}: a Streamhouse table is"
+            " written by .mode('append'), which creates a missing table, or"
+            " .mode('overwrite'), which replaces all rows"
+        )
