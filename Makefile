@@ -106,6 +106,27 @@ test-python: java ## Unit tests, a light install and Spark end to end: PYTHON=py
 	$(OTHER)/bin/python -m pytest tests/unit -m "not slow and not spark"
 	$(OTHER)/bin/python -m pytest integration/test_light_install.py integration/test_spark_batch.py
 
+# Another Spark in front of all that .venv has. Its own library leaves sockets to the collector.
+OTHER_SPARK = .cache/spark-$(SPARK)
+FILES ?= $(wildcard integration/test_spark_*.py)
+
+.PHONY: test-spark
+test-spark: java setup ## Spark's tests on another version: SPARK=4.1 [FILES=integration/...]
+	@test -n "$(SPARK)" || { echo "name a version: make test-spark SPARK=4.1" >&2; exit 1; }
+	@test $(OTHER_SPARK)/.installed -nt setup.cfg || { \
+		echo "Installing into $(OTHER_SPARK): about a minute on a new machine."; \
+		$(BIN)/python -m venv $(OTHER_SPARK) && \
+		$(OTHER_SPARK)/bin/python -m pip --disable-pip-version-check install --quiet \
+			'pyspark==$(SPARK).*' && \
+		$(OTHER_SPARK)/bin/python -m pip --disable-pip-version-check install --quiet \
+			--no-deps --editable . && \
+		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+			"$$($(OTHER_SPARK)/bin/python -c \
+			'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_shared.pth" && \
+		touch $(OTHER_SPARK)/.installed; }
+	$(OTHER_SPARK)/bin/python -m pytest $(FILES) $(MARKED) \
+		-W 'ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning'
+
 # The lowest version of each direct dependency, as setup.cfg says; what those need is the newest.
 LOWEST := .cache/lowest
 LOWEST_TOOLS := anyio aiokafka confluent-kafka hypothesis kafka-python packaging polars pytest \

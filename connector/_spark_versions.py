@@ -42,12 +42,12 @@ __all__ = [
     "ASKS_FOR_FILTERS",
     "GIVES_READ_LIMITS",
     "DataSourceStreamArrowWriter",
+    "OwnStepReader",
     "ReadAllAvailable",
     "ReadLimit",
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
     "arrow_function",
-    "as_spark_calls",
     "from_arrow_schema",
     "has_arrow_functions",
     "to_arrow_schema",
@@ -147,37 +147,36 @@ def warn_of_unknown_version() -> None:
         )
 
 
-def as_spark_calls(
-    reader: DataSourceStreamReader, *, rows_max: int | None
-) -> DataSourceStreamReader:
-    """Return a reader of PySpark 4.2's kind with the methods that this version of PySpark calls.
-
-    `rows_max` is the size of a micro-batch that the user has chosen, for a version that passes no
-    size. No choice means micro-batches of all rows: Spark runs `availableNow` as one of these.
-    """
-    return reader if GIVES_READ_LIMITS else _OwnStepReader(reader, rows_max)
-
-
-class _OwnStepReader(DataSourceStreamReader):
-    """Calls such a reader where Spark does not say where the next micro-batch starts.
+class OwnStepReader(DataSourceStreamReader):
+    """Calls a reader of PySpark 4.2's kind where Spark does not say where a micro-batch starts.
 
     The next one starts at the last end that was returned. After a restart Spark first plans the
     empty range at its newest offset. A micro-batch is the range that Spark says, in any case.
     """
 
-    def __init__(self, reader: DataSourceStreamReader, rows_max: int | None) -> None:
+    def __init__(self, reader: Any, *, in_steps: bool, is_ending: bool) -> None:
+        """Read in the reader's own steps, or all rows in each micro-batch.
+
+        An ending reader stays at the newest row of its first micro-batch.
+        """
         self._reader = reader
-        self._limit = ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+        self._in_steps = in_steps
+        self._is_unprepared = is_ending
         self._end: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a stream without a checkpoint."""
-        return self._reader.initialOffset()
+        start: dict[str, Any] = self._reader.initialOffset()
+        return start
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
         """Return the end of the next micro-batch."""
-        start = self._reader.initialOffset() if self._end is None else self._end
-        end = self._reader.latestOffset(start, self._limit)
+        start: dict[str, Any] = self._reader.initialOffset() if self._end is None else self._end
+        if self._is_unprepared:
+            self._reader.prepareForTriggerAvailableNow()
+            self._is_unprepared = False
+        limit = self._reader.getDefaultReadLimit() if self._in_steps else ReadAllAvailable()
+        end = self._reader.latestOffset(start, limit)
         # An unchanged offset stays the same text: Spark takes another one for new rows.
         if end != _without_newest(start):
             newest = getattr(self._reader, "reportLatestOffset", lambda: None)()
@@ -188,11 +187,12 @@ class _OwnStepReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plan the rows from `start` to `end`."""
         self._end = end
-        return self._reader.partitions(start, end)
+        partitions: Sequence[InputPartition] = self._reader.partitions(start, end)
+        return partitions
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the rows of a partition."""
-        return self._reader.read(partition)
+        yield from self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the next micro-batch begins at this end."""

@@ -178,12 +178,12 @@ def test_columns_and_where_apply_to_both_tiers(world: SparkWorld, tmp_path: Path
 def test_the_checkpoint_holds_one_offset_a_bucket(world: SparkWorld, tmp_path: Path) -> None:
     path = world.table(rows=100)
 
-    query = run_available(world, path, Batches(), tmp_path)
+    run_available(world, path, Batches(), tmp_path)
 
-    progress = query.lastProgress
-    assert progress is not None
     table_id = world.client.describe_table(path).table_id
-    offset = json.loads(progress["sources"][0]["endOffset"])
+    offset = json.loads((tmp_path / "offsets" / "0").read_text().splitlines()[-1])
+    # PySpark before 4.2 does not ask for the table's end: it comes with the offset.
+    offset.pop("newest", None)
     assert offset.pop("consumer").startswith("spark-")
     assert offset == {"version": 1, "table": path, "table_id": table_id, "offsets": {"0": 100}}
 

@@ -23,9 +23,10 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from streamhouse.connector._spark_versions import ASKS_FOR_FILTERS
+from streamhouse.connector._spark_versions import ASKS_FOR_FILTERS, GIVES_READ_LIMITS
 from streamhouse.connector.format._decimal_numbers import shown
 from streamhouse.connector.format._java_zone import with_java_rules
+from streamhouse.connector.format._stream_steps import named_load
 from streamhouse.connector.names._wrapped_methods import (
     has_jvm,
     original_method,
@@ -196,7 +197,8 @@ def _with_planned(schema: StructType | str) -> StructType | str:
 
 def _mark_stream(reader: Any, source: Any) -> None:
     if _is_ours(source):
-        reader.options(**{STREAM_MARK: "true"}, **session_zone(session_of(reader)))
+        steps = {} if GIVES_READ_LIMITS else named_load()
+        reader.options(**{STREAM_MARK: "true"}, **steps, **session_zone(session_of(reader)))
 
 
 def _format_of_load(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -22,12 +22,9 @@ from pyspark.sql.types import StructType
 
 from streamhouse.client import StorageClient
 from streamhouse.connector._partition_reader import accept_offered_values, spark_errors
-from streamhouse.connector._spark_versions import (
-    as_spark_calls,
-    from_arrow_schema,
-    to_arrow_schema,
-)
+from streamhouse.connector._spark_versions import from_arrow_schema, to_arrow_schema
 from streamhouse.connector.format._decimal_numbers import as_numbers, stored_schema
+from streamhouse.connector.format._stream_steps import as_spark_calls
 from streamhouse.connector.write._write_options import write_options
 from streamhouse.core.errors import (
     StreamhouseError,
@@ -116,7 +113,7 @@ class StreamhouseDataSource(DataSource):
             return self._stream_reader(schema)
         except StreamhouseError as error:
             # Spark hides an exception raised here behind an UnboundLocalError.
-            return as_spark_calls(RefusedStreamReader(error), rows_max=None)
+            return as_spark_calls(RefusedStreamReader(error), self.options)
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from streamhouse.connector.stream._stream_reader import StreamhouseStreamReader  # noqa: PLC0415 - a worker of Spark loads what it runs
@@ -134,7 +131,7 @@ class StreamhouseDataSource(DataSource):
         # A wrong `where` should fail the start, not the first batch with rows.
         stream_request(self._loaded().table, options, output)
         reader = StreamhouseStreamReader(options, self._loaded(), output, arrow_schema)
-        return as_spark_calls(reader, rows_max=self._chosen_limit(options))
+        return as_spark_calls(reader, self.options)
 
     def _append_stream(self, options: ReadOptions, schema: StructType) -> DataSourceStreamReader:
         from streamhouse.connector.stream._append_stream import AppendStreamReader  # noqa: PLC0415 - a worker of Spark loads what it runs
@@ -144,11 +141,7 @@ class StreamhouseDataSource(DataSource):
         table = self._loaded().table
         rows = row_request(table, options, output)
         reader = AppendStreamReader(options, table, rows, arrow_schema)
-        return as_spark_calls(reader, rows_max=self._chosen_limit(options))
-
-    def _chosen_limit(self, options: ReadOptions) -> int | None:
-        is_chosen = "maxoffsetspertrigger" in {key.lower() for key in self._options(STREAM)}
-        return options.max_offsets_per_trigger if is_chosen else None
+        return as_spark_calls(reader, self.options)
 
     @spark_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

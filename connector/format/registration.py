@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from streamhouse.connector._spark_versions import warn_of_unknown_version
+from streamhouse.connector._spark_versions import GIVES_READ_LIMITS, warn_of_unknown_version
 from streamhouse.connector.format._spark_readers import (
     QUERY_ID,
     hand_over_zone,
@@ -22,6 +22,7 @@ from streamhouse.connector.format._spark_readers import (
     session_zone,
     warn_of_stale_reads,
 )
+from streamhouse.connector.format._stream_steps import run_in_steps
 from streamhouse.connector.format.data_source import StreamhouseDataSource
 from streamhouse.connector.names._attached_names import (
     AttachedName,
@@ -81,6 +82,8 @@ def register(spark: SparkSession) -> None:
     plan_reads_afresh(spark)
     for writer_class in _writer_classes(spark):
         hand_over_zone(writer_class)
+    if not GIVES_READ_LIMITS:
+        run_in_steps(_writer_classes(spark)[1])
     if _is_connect(spark):
         _let_pipelines_end(spark)
     answer_statements(spark, _attach)

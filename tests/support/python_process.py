@@ -174,7 +174,7 @@ _OF_PROGRAMS: Final = (
 # What Spark's Python workers import for a data source, and ours.
 _OF_SPARK: Final = (
     "pyspark.sql.datasource_internal",
-    "pyspark.sql.worker.utils",
+    "pyspark.sql.worker.write_into_data_source",
     "pyspark.worker",
     "streamhouse.connector.format.data_source",
     "streamhouse.reading.files.planner",

@@ -16,13 +16,12 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas import functions
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
-from streamhouse.connector import _spark_versions
 from streamhouse.connector._spark_versions import (
+    OwnStepReader,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     arrow_function,
-    as_spark_calls,
     from_arrow_schema,
     to_arrow_schema,
     warn_of_unknown_version,
@@ -35,6 +34,11 @@ class Numbers(DataSourceStreamReader):
     """A stream of the numbers below `end`, with the methods of PySpark 4.2."""
 
     end = 0
+    rows_max: int | None = None
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        assert self.rows_max is not None
+        return ReadMaxRows(self.rows_max)
 
     def initialOffset(self) -> dict[str, Any]:
         return {"at": 0}
@@ -55,7 +59,8 @@ class Numbers(DataSourceStreamReader):
 
 
 def of_an_old_spark(numbers: Numbers, rows_max: int | None) -> Any:
-    return _spark_versions._OwnStepReader(numbers, rows_max)
+    numbers.rows_max = rows_max
+    return OwnStepReader(numbers, in_steps=rows_max is not None, is_ending=False)
 
 
 STEP = st.one_of(st.just("trigger"), st.just("restart"), st.integers(0, 9))
@@ -89,15 +94,6 @@ def test_a_reader_without_a_start_reads_each_row_once_in_its_own_steps(
             logged = available
 
     assert read == list(range(len(read)))
-
-
-def test_this_version_is_called_directly() -> None:
-    numbers = Numbers()
-
-    if _spark_versions.GIVES_READ_LIMITS:
-        assert as_spark_calls(numbers, rows_max=None) is numbers
-    else:
-        assert isinstance(as_spark_calls(numbers, rows_max=None), DataSourceStreamReader)
 
 
 def test_times_keep_their_kind_in_every_version() -> None:

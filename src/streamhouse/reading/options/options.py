@@ -199,6 +199,9 @@ PROVIDER_PREFIX: Final = "streamhouse_"
 STREAM_MARK: Final = "__streamhouse_stream"
 """What `readStream` adds, so that the source can give a stream its columns (_spark_readers.py)."""
 
+STEPS_MARK: Final = "__streamhouse_steps"
+"""What `readStream` adds for a Spark before 4.2: the name of the load (_stream_steps.py)."""
+
 PLANNED_MARK: Final = "__streamhouse_planned"
 """What `read` adds, so that each statement plans the read afresh (_spark_readers.py)."""
 
@@ -236,6 +239,7 @@ _SPARK_KEYS: Final = frozenset(
         "queryname",
         "__sourcename",
         STREAM_MARK,
+        STEPS_MARK,
         PLANNED_MARK,
         NUMBERS_MARK,
         ZONE_MARK,
