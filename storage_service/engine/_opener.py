@@ -26,6 +26,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.table import TableDescriptor, TableInfo
+from streamhouse.reading.where.checks import Checks
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.format_upgrade import upgrade_files
@@ -262,6 +263,8 @@ class TableOpener:
     ) -> _OpenBucket:
         try:
             if not info.is_primary_key_table:
+                # Parsed on this thread, and not by the first write.
+                Checks.of_table(info)
                 tiered_offset = lake.tiered_offsets[bucket]
                 return _OpenBucket(self._open_tablet(info, bucket, tiered_offset, is_new), None)
             return self._open_key_bucket(info, bucket, lake, is_new)

@@ -7,7 +7,8 @@
    and the constraints begin together with the change's other properties.
 
 Rows judged by the former constraints are refused afterwards (`OpenTable.check_versions`). A
-constraint with `existing = not enforced` skips the rows that the table has.
+constraint with `existing = not enforced` skips the rows that the table has; without that property
+later, the constraint is added as any other.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import pyarrow.compute as pc
 
 from streamhouse.core.errors import CheckFailedError, UnavailableError
 from streamhouse.core.model.changelog import INSERT, UPDATE_AFTER
+from streamhouse.core.model.offsets import BucketPositions
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
-from streamhouse.core.model.values.checks import existing_property, is_existing_checked
+from streamhouse.core.model.values.checks import CheckText, existing_property, is_existing_checked
 from streamhouse.reading.where.checks import Checks, shown_values
 from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
@@ -44,23 +46,21 @@ class AddedChecks:
         self._runtime = runtime
         self._table = table
         self._info = changed
-        texts = changed.descriptor.checks - table.info.descriptor.checks
-        properties, name = changed.descriptor.properties, str(changed.path)
-        checked = {t for t in texts if is_existing_checked(properties, t.name, table=name)}
-        self.checks: Final = Checks.of_table(changed).only(frozenset(checked))
+        checked = _checked(changed) - _checked(table.info)
+        self.checks: Final = Checks.of_table(changed).only(checked)
         """The added constraints that existing rows must hold."""
         self._offsets: dict[int, int] = {}
         self._rows: dict[str, int] = {}
         self._examples: dict[str, str] = {}
 
     def of_lake(self) -> Mapping[int, range]:
-        """Return the offsets of rows that have left the log, by bucket, for `judge`."""
+        """Return the offsets of the rows that only the lake has, by bucket, for `judge`."""
         if not self.checks or isinstance(self._table, KeyTable):
             return {}
         return {
-            bucket: range(at.first_offset, at.log_start_offset)
+            bucket: range(at.first_offset, end)
             for bucket, at in self._table.positions().items()
-            if at.first_offset < at.log_start_offset
+            if at.first_offset < (end := _lake_end(at))
         }
 
     def judge(self, rows: pa.RecordBatch) -> None:
@@ -94,7 +94,7 @@ class AddedChecks:
         self, table: OpenTable, changed: TableInfo, transactions: TableTransactions
     ) -> AsyncIterator[None]:
         """Hold the table without writes and open transactions while it becomes `changed`."""
-        if not changed.descriptor.checks - table.info.descriptor.checks:
+        if not self.checks and changed.descriptor.checks <= table.info.descriptor.checks:
             yield
             return
         if table is not self._table:
@@ -128,15 +128,16 @@ class AddedChecks:
     async def _judge_log(self) -> None:
         for bucket, at in self._table.positions().items():
             start = self._offsets.get(bucket, at.first_offset)
-            if start < max(at.log_start_offset, at.first_offset):
-                if at.log_start_offset > at.first_offset:
-                    raise UnavailableError(
-                        f"table '{self._table.path}', bucket {bucket}: rows from offset {start} on"
-                        " have left the log, and were not judged by the new constraint; try again,"
-                        " by HTTP or by a client of Streamhouse, or set"
-                        f" {existing_property(self.checks.checks[0].text.name)} = not enforced"
-                    )
-                start = at.first_offset
+            start = max(start, at.first_offset)
+            if start < _lake_end(at):
+                raise UnavailableError(
+                    f"table '{self._table.path}', bucket {bucket}: rows from offset {start} on have"
+                    " left the log, and were not judged by the new constraint; try again, by HTTP"
+                    " or by a client of Streamhouse, or set"
+                    f" {existing_property(self.checks.checks[0].text.name)} = not enforced"
+                )
+            # Rows that neither the log nor the lake has are gone.
+            start = max(start, at.log_start_offset)
             pieces = self._logged(bucket, start, at.high_watermark)
             while (rows := await self._runtime.run(next, pieces, None)) is not None:
                 self.judge(rows)
@@ -168,3 +169,18 @@ class AddedChecks:
         )
         error.broken = (str(self._table.path), name, count)
         raise error
+
+
+def _checked(info: TableInfo) -> frozenset[CheckText]:
+    """Return the constraints that all rows of a table hold, or will have to hold."""
+    descriptor, name = info.descriptor, str(info.path)
+    return frozenset(
+        text
+        for text in descriptor.checks
+        if is_existing_checked(descriptor.properties, text.name, table=name)
+    )
+
+
+def _lake_end(at: BucketPositions) -> int:
+    """Return the end of the rows that the log has no more and the lake has."""
+    return min(at.log_start_offset, at.tiered_offset)

@@ -12,14 +12,18 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from streamhouse.core.errors import UnavailableError
-from streamhouse.core.model.table import TablePath
+from streamhouse.core.errors import CheckFailedError, UnavailableError
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.wire.arrow_body import encode_append_body
 from streamhouse.storage_service.catalog_door.catalog_door import CatalogDoor
+from streamhouse.storage_service.engine.keys.key_bucket import table_rules
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.kafka_door._apis import APIS
 from streamhouse.storage_service.kafka_door.door import KafkaDoor
 from streamhouse.storage_service.kafka_door.registry.registry_door import RegistryDoor
+from streamhouse.storage_service.kv.kv_tablet import KvTablet
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.server.routes import ROUTES
 from tests.support.kafka_batches import produced, records
@@ -312,6 +316,13 @@ async def test_a_constraint_is_added_if_the_rows_hold_it(world: KafkaWorld, path
     status, _ = await _set(world, path, **{"less": "amount < 10", "less.existing": "not enforced"})
     assert status == 200
     assert not (await _arrow_rows(world, path, [{"id": 9_002, "amount": 11}]))[0]
+    # Enforced for existing rows as well from now on: they are checked.
+    answer = await world.http.call(
+        "PATCH",
+        f"/v1/tables/{path}/properties",
+        json_body={"remove": ["table.check.less.existing"]},
+    )
+    assert (answer.status, b"1992 of its rows break" in answer.body) == (400, True)
     removed = {"remove": ["table.check.less"]}
     answer = await world.http.call("PATCH", f"/v1/tables/{path}/properties", json_body=removed)
     assert "table.check.less.existing" not in answer.json()["properties"]
@@ -383,3 +394,24 @@ async def test_rows_of_an_earlier_schema_are_judged_in_the_current(world: KafkaW
     is_stored, text = await _arrow_rows(world, "log", GOOD)
 
     assert (is_stored, "size = NULL" in text) == (False, True)
+
+
+def test_what_is_decided_or_in_the_log_is_not_judged_again(tmp_path: Path) -> None:
+    schema = Schema.from_arrow(ROWS)
+    descriptor = TableDescriptor(
+        path=TablePath.parse("t"), schema=schema, primary_key=("id",), properties=CHECK
+    )
+    rules = table_rules(TableInfo(descriptor=descriptor, table_id=1, created_at_us=0))
+    for count in (1, 300):
+        tablet = KvTablet(tmp_path / str(count), table_id=1, bucket=0, rules=rules)
+        rows = pa.RecordBatch.from_pylist(
+            [{"id": number, "amount": -1} for number in range(count)], schema=ROWS
+        )
+        with pytest.raises(CheckFailedError):
+            plan_writes([tablet], [KeyWrite(0, rows)], columns=None)
+
+        (part,) = plan_writes([tablet], [KeyWrite(0, rows)], columns=None, is_decided=True)
+        tablet.replay(part.changelog, base_offset=0)
+
+        assert tablet.row_count == count
+        tablet.close()
