@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import tempfile
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.core.errors import InvalidPredicateError
+from streamhouse.core.errors import CheckFailedError, InvalidPredicateError
 from streamhouse.core.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
@@ -20,6 +22,8 @@ from streamhouse.core.model.values.checks import CheckText
 from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.reading.where.checks import Check, Checks, judged
 from streamhouse.reading.where.predicate import Node, Predicate
+from streamhouse.storage_service.engine.keys.key_bucket import table_rules
+from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from tests.support.examples import examples
 from tests.support.predicate_model import evaluate, nodes, rows, to_batch
 
@@ -154,3 +158,70 @@ def test_rows_are_divided_as_the_model_says(
     assert divided.rows["position"].to_pylist() == kept
     assert divided.operations is not None
     assert divided.operations.tolist() == [codes[at] for at in kept]
+
+
+WIDE = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), ("amount", pa.int64()), ("least", pa.int64())]
+)
+
+
+def writes() -> st.SearchStrategy[list[tuple[list[str], list[dict[str, Any]], list[int]]]]:
+    """Batches of upserts of some columns, with deletes between."""
+    number = st.sampled_from([None, 0, 1, 2])
+    row = st.fixed_dictionaries({"id": st.integers(0, 2), "amount": number, "least": number})
+    columns = st.sampled_from([["id", "amount", "least"], ["id", "amount"], ["id", "least"]])
+    change = st.tuples(row, st.sampled_from([OPERATION_UPSERT, OPERATION_UPSERT, OPERATION_DELETE]))
+    # Many rows take the vectorised plan.
+    batch = st.lists(change, min_size=1, max_size=4) | st.lists(change, min_size=80, max_size=90)
+    return st.lists(
+        st.tuples(columns, batch).map(lambda b: (b[0], [r for r, _ in b[1]], [o for _, o in b[1]])),
+        max_size=5,
+    )
+
+
+@given(writes())
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.large_base_example])
+def test_a_row_by_key_is_judged_as_it_will_be(
+    batches: list[tuple[list[str], list[dict[str, Any]], list[int]]],
+) -> None:
+    descriptor = TableDescriptor(
+        path=TablePath.parse("t"),
+        schema=Schema.from_arrow(WIDE),
+        primary_key=("id",),
+        properties={"table.check.enough": "amount >= least"},
+    )
+    rules = table_rules(TableInfo(descriptor=descriptor, table_id=1, created_at_us=0))
+    stored: dict[int, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        tablet = KvTablet(Path(folder) / "rows", table_id=1, bucket=0, rules=rules)
+        for columns, values, operations in batches:
+            after, is_broken = dict(stored), False
+            for row, operation in zip(values, operations, strict=True):
+                if operation == OPERATION_DELETE:
+                    after.pop(row["id"], None)
+                    continue
+                nothing = {"amount": None, "least": None}
+                new = after.get(row["id"], nothing) | {name: row[name] for name in columns}
+                after[row["id"]] = new
+                amount, least = new["amount"], new["least"]
+                is_broken |= amount is not None and least is not None and amount < least
+            schema = pa.schema([WIDE.field(name) for name in columns])
+            rows_of_batch = pa.RecordBatch.from_pylist(
+                [{name: row[name] for name in columns} for row in values], schema=schema
+            )
+            named = None if len(columns) == 3 else columns
+            try:
+                planned = tablet.plan(
+                    rows_of_batch,
+                    base_offset=tablet.planned_offset,
+                    operations=np.array(operations, dtype=np.int8),
+                    columns=named,
+                )
+            except CheckFailedError:
+                assert is_broken
+                continue
+            assert not is_broken
+            tablet.apply(planned)
+            stored = after
+        assert tablet.row_count == len(stored)
+        tablet.close()

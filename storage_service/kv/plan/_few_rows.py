@@ -219,8 +219,8 @@ class FewRowsPlan:
 
     def _judge(self, rows: pa.RecordBatch, writes: _FewWrites) -> None:
         """Leave rows to the vectorised plan that break a constraint, or are judged when merged."""
-        deletes = np.fromiter(writes.deletes, np.bool_, len(writes.deletes))
-        if deletes.all():
+        deletes = np.array(writes.deletes, np.bool_) if any(writes.deletes) else None
+        if deletes is not None and deletes.all():
             return
         if not writes.encoded or any(self._rules.checks.broken(rows, deletes=deletes)):
             raise _NotSimple
