@@ -28,6 +28,11 @@ _SOME_ROWS: Final = (
     " attached name, and INSERT OVERWRITE replaces all rows"
 )
 _LOST_ERROR: Final = "SqlScriptingExecutionScope.findHandler"
+_CHANGES: Final = (
+    "CHANGES works for an attached name, with bounds that are numbers or texts, in a statement for"
+    " spark.sql; else use streamhouse.changes(spark, 'database.table', startingVersion=...), or"
+    " load('database.table$changes')"
+)
 _NOTHING: Final = (
     "a Streamhouse table needs no such statement: statistics, partitions and files are the"
     " service's own, and load('database.table$files') lists the files"
@@ -37,6 +42,8 @@ _ADVICE: Final = {
         "Spark has AS OF for no Python source: write FROM name WITH (asOfTimestamp = '2026-11-21"
         " 10:00:00'), or WITH (asOfSnapshot = '...')"
     ),
+    "UNSUPPORTED_FEATURE.CHANGE_DATA_CAPTURE": _CHANGES,
+    "UNSUPPORTED_FEATURE.CHANGE_DATA_CAPTURE_ON_RELATION": _CHANGES,
     "UNSUPPORTED_FEATURE.TABLE_OPERATION": _SOME_ROWS,
     "_LEGACY_ERROR_TEMP_1121": _SOME_ROWS,
     "NON_PARTITION_COLUMN": _SOME_ROWS,

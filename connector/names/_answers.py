@@ -18,6 +18,7 @@ from streamhouse.connector.names._attached_names import (
     refresh,
     run_as_spark,
 )
+from streamhouse.connector.names._changes_clause import with_changes
 from streamhouse.connector.names._constraints import AddedConstraint, DroppedConstraint
 from streamhouse.connector.names._definition import Definition, definition_of
 from streamhouse.connector.names._row_changes import Arguments, change_rows, changeable
@@ -273,7 +274,8 @@ class Names:
         assert definition.query is not None
         write_options_by_key.pop("keepnullability")
         check_statement(self._spark, definition.query)
-        frame = run_as_spark(self._spark, definition.query)
+        text, frames = with_changes(self._spark, definition.query)
+        frame = run_as_spark(self._spark, text, **frames)
         check_plan(self._spark, frame, text=definition.query)
         frame.write.format(FORMAT).options(**write_options_by_key).mode("append").save()
 

@@ -128,9 +128,9 @@ def attached_in(spark: Any, text: str) -> list[AttachedName]:
     return [_names[key] for key in mentioned if key[0] == application]
 
 
-def run_as_spark(spark: Any, text: str) -> Any:
-    """Run a statement by Spark's own method."""
-    return original_method(type(spark), "sql", mark=HOOK_MARK)(spark, text)
+def run_as_spark(spark: Any, text: str, **frames: Any) -> Any:
+    """Run a statement by Spark's own method; `frames` are DataFrames named in the text."""
+    return original_method(type(spark), "sql", mark=HOOK_MARK)(spark, text, **frames)
 
 
 def refresh(spark: Any, name: AttachedName, *, is_forced: bool = False) -> None:

@@ -17,6 +17,11 @@ from typing import Any, Final
 from streamhouse.connector.names._advice import LAYOUT_CALLS, advising, check_layout, check_mode
 from streamhouse.connector.names._answers import Names, is_ours, no_such_definition
 from streamhouse.connector.names._attached_names import HOOK_MARK, attached, attached_in, refresh
+from streamhouse.connector.names._changes_clause import (
+    changes_of_name,
+    refuse_view,
+    with_changes,
+)
 from streamhouse.connector.names._name_loads import load_of_name
 from streamhouse.connector.names._row_changes import Arguments
 from streamhouse.connector.names._shared_options import (
@@ -25,7 +30,12 @@ from streamhouse.connector.names._shared_options import (
     check_view_options,
 )
 from streamhouse.connector.names._stale_streams import warn_of_stale_names
-from streamhouse.connector.names._table_statement import name_parts, statement_of, statements_within
+from streamhouse.connector.names._table_statement import (
+    ROW_VERBS,
+    name_parts,
+    statement_of,
+    statements_within,
+)
 from streamhouse.connector.names._wrapped_methods import Method, session_of, wrap_method
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.reading.options.options import FORMAT
@@ -56,7 +66,13 @@ def answer_statements(spark: Any, attach: Attach) -> None:
     wrap(reader, "option", _option)
     wrap(reader, "options", _options)
     wrap(reader, "table", _table)
-    wrap(type(spark.readStream), "table", _stream_table)
+    stream_reader = type(spark.readStream)
+    wrap(stream_reader, "option", _option)
+    wrap(stream_reader, "options", _options)
+    wrap(stream_reader, "table", _stream_table)
+    for kind in (reader, stream_reader):
+        # Spark has it from 4.2 on.
+        wrap(kind, "changes", functools.partial(_changes, is_stream=kind is stream_reader))
     writer, writer_v2 = (
         classes("readwriter", "DataFrameWriter"),
         classes("readwriter", "DataFrameWriterV2"),
@@ -94,6 +110,10 @@ def _sql(self: Any, original: Method, *arguments: Any, attach: Attach, **options
     text = arguments[0] if arguments else options.get("sqlQuery", options.get("query"))
     if isinstance(text, str):
         statement = statement_of(text)
+        refuse_view(self, statement)
+        # A definition's query, and the source of changed rows, are statements of their own.
+        if statement is None or not (is_ours(statement.provider) or statement.verb in ROW_VERBS):
+            text, arguments, options = _with_changes(self, text, arguments, options)
         names = Names(self, functools.partial(attach, self))
         if statement is not None:
             answer = names.answer(statement, Arguments.of(arguments, options))
@@ -111,6 +131,30 @@ def _sql(self: Any, original: Method, *arguments: Any, attach: Attach, **options
             frame = original(self, *arguments, **options)
         check_plan(self, frame, text=text)
         return frame
+    return original(self, *arguments, **options)
+
+
+def _with_changes(
+    spark: Any, text: str, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Return a statement and its arguments with DataFrames in place of our names' changes."""
+    is_template = bool(options.keys() - {"sqlQuery", "query", "args"})
+    replaced, frames = with_changes(spark, text, is_template=is_template)
+    if not frames:
+        return text, arguments, options
+    if arguments:
+        return replaced, (replaced, *arguments[1:]), options | frames
+    key = "sqlQuery" if "sqlQuery" in options else "query"
+    return replaced, (), options | {key: replaced} | frames
+
+
+def _changes(self: Any, original: Method, *arguments: Any, is_stream: bool, **options: Any) -> Any:
+    text = arguments[0] if arguments else options.get("tableName")
+    if isinstance(text, str):
+        spark, named = session_of(self), _options_of_reader(self)
+        frame = changes_of_name(spark, name_parts(text), named, is_stream=is_stream)
+        if frame is not None:
+            return frame.alias(name_parts(text)[-1])
     return original(self, *arguments, **options)
 
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from streamhouse.connector.names._table_statement import Token, name_at, tokens_of, unquoted
 
-__all__ = ["Use", "is_defined_in", "plain_uses", "uses_with_options"]
+__all__ = ["Use", "is_defined_in", "named_at", "pairs", "plain_uses", "uses_with_options"]
 
 _RELATION_FOLLOWS: Final = ("FROM", "JOIN", "STREAM", ",", "(")
 _WRITES: Final = ("INTO", "OVERWRITE")
@@ -26,24 +26,24 @@ def uses_with_options(text: str) -> Iterator[Use]:
     if not re.search(r"\bWITH\s*\(", text, re.IGNORECASE):
         return
     tokens = tokens_of(text)
-    for start, name, end in _names(tokens):
+    for start, name, end in named_at(tokens):
         words = [token.word for token in tokens[end : end + 2]]
         preceding = [token.word for token in tokens[max(start - 2, 0) : start]]
         is_write = any(word in preceding for word in _WRITES)
         if words == ["WITH", "("] and not is_write:
-            yield Use(name, dict(_pairs(tokens[end + 2 :])))
+            yield Use(name, dict(pairs(tokens[end + 2 :])))
 
 
 def plain_uses(text: str) -> Iterator[tuple[str, ...]]:
     """Yield the names without options at the place of a relation; some are columns."""
     tokens = tokens_of(text)
-    for start, name, end in _names(tokens):
+    for start, name, end in named_at(tokens):
         follows = tokens[end].word if end < len(tokens) else ""
         if start and tokens[start - 1].word in _RELATION_FOLLOWS and follows != "WITH":
             yield name
 
 
-def _names(tokens: Sequence[Token]) -> Iterator[tuple[int, tuple[str, ...], int]]:
+def named_at(tokens: Sequence[Token]) -> Iterator[tuple[int, tuple[str, ...], int]]:
     """Yield the start, the parts and the end of each dotted name."""
     at = 0
     while at < len(tokens):
@@ -53,7 +53,7 @@ def _names(tokens: Sequence[Token]) -> Iterator[tuple[int, tuple[str, ...], int]
         at = max(end, at + 1)
 
 
-def _pairs(tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
+def pairs(tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
     """Yield the options up to the closing parenthesis: `key = value`, or `key value`."""
     part: list[Token] = []
     for token in tokens:

@@ -12,6 +12,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from streamhouse.connector.format.registration import register
 from streamhouse.connector.names._attached_names import attached, is_attached
+from streamhouse.connector.names._changes_clause import (
+    ChangesUse,
+    changes_of_name,
+    load_changes,
+    replace_changes,
+)
 from streamhouse.connector.names._row_changes import Arguments, change_rows
 from streamhouse.connector.names._table_statement import ROW_VERBS, TableStatement, statement_of
 from streamhouse.connector.query._narrowing import (
@@ -22,6 +28,7 @@ from streamhouse.connector.query._narrowing import (
 )
 from streamhouse.connector.query._query_text import QueryText
 from streamhouse.core.errors import InvalidNameError, NotFoundError
+from streamhouse.reading.options.connection import CHANGES
 from streamhouse.reading.options.options import (
     BATCH,
     WRITE,
@@ -64,25 +71,37 @@ def sql(
     if table_statement is not None and table_statement.verb in ROW_VERBS:
         return _changed(spark, table_statement, args, options)
     all_options = check_keys(as_options(options), uses=(BATCH,))
-    read = QueryText.of(statement)
+    text, frames = replace_changes(statement, functools.partial(_changes, spark, all_options))
+    read = QueryText.of(text)
     names = {name: _attached(spark, name) for name in read.names}
     service_tables = {
         name: table
         for name in read.names
-        if names[name] is None and (table := _table(spark, name, all_options)) is not None
+        if ".".join(name) not in frames
+        and names[name] is None
+        and (table := _table(spark, name, all_options)) is not None
     }
     by_name = {name: table for name, table in names.items() if table is not None}
     if by_name:
         try:
-            return _narrowed(spark, read, args, service_tables | by_name)
+            return _narrowed(spark, read, args, service_tables | by_name, frames)
         except PySparkException:
             # Spark accepts more qualifiers for an attached name than for a DataFrame in its place.
             pass
-    return (
-        _narrowed(spark, read, args, service_tables)
-        if service_tables
-        else spark.sql(statement, args=args)
-    )
+    if service_tables:
+        return _narrowed(spark, read, args, service_tables, frames)
+    if frames:
+        return spark.sql(read.template({(name,): name for name in frames}), args=args, **frames)
+    return spark.sql(statement, args=args)
+
+
+def _changes(spark: SparkSession, options: Mapping[str, str], use: ChangesUse) -> DataFrame | None:
+    """Return the changes of an attached name, or of a table of the service."""
+    frame: DataFrame | None = changes_of_name(spark, use.name, use.options, is_stream=use.is_stream)
+    if frame is None and _table(spark, use.name, options) is not None:
+        path = f"{'.'.join(use.name)}${CHANGES}"
+        frame = load_changes(spark, path, {**options, **use.options}, is_stream=use.is_stream)
+    return frame
 
 
 def _changed(
@@ -112,13 +131,15 @@ def _narrowed(
     read: QueryText,
     args: dict[str, Any] | list[Any] | None,
     tables: Mapping[tuple[str, ...], QueryTable],
+    changes: Mapping[str, DataFrame],
 ) -> DataFrame:
-    """Return the query's DataFrame, with narrowed tables in place of their names."""
+    """Return the query's DataFrame, with narrowed tables, and changes, in place of their names."""
     fields = {name: f"streamhouse_{number}" for number, name in enumerate(tables)}
-    text = read.template(fields)
+    text = read.template(fields | {(name,): name for name in changes})
 
     def build(frames: Sequence[DataFrame]) -> DataFrame:
-        return spark.sql(text, args=args, **dict(zip(fields.values(), frames, strict=True)))
+        named = dict(zip(fields.values(), frames, strict=True))
+        return spark.sql(text, args=args, **named, **changes)
 
     by_text = functools.partial(needs_by_text, spark, read, tables)
     return _explained(narrowed(list(tables.values()), build, by_text))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from streamhouse.connector.format.registration import attach, register
     from streamhouse.connector.lookup.lookup_join import lookup_join, register_lookup
     from streamhouse.connector.query.sql_query import sql
+    from streamhouse.connector.query.table_changes import changes
     from streamhouse.connector.query.table_read import read
     from streamhouse.core.errors import (
         AlreadyExistsError,
@@ -88,6 +89,7 @@ _HOMES: Final = {
     "BucketNotFoundError": _ERRORS,
     "cdc": "streamhouse.connector.cdc",
     "CheckFailedError": _ERRORS,
+    "changes": "streamhouse.connector.query.table_changes",
     "ColumnDroppedError": _ERRORS,
     "CommitConflictError": _ERRORS,
     "ConsumerLimitError": _ERRORS,
@@ -206,6 +208,7 @@ __all__ = [
     "__version__",
     "attach",
     "cdc",
+    "changes",
     "lag",
     "lookup_join",
     "read",

@@ -1,0 +1,177 @@
+"""Spark's CHANGES on our names: the statements, `changes(...)`, streams, and their refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+
+import streamhouse
+from integration.spark_world import EXPIRING, SparkWorld, world
+from streamhouse.connector.names._attached_names import run_as_spark
+
+__all__ = ["world"]
+
+pytestmark = pytest.mark.spark
+
+_SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
+_FIRST = [("insert", 1, 1), ("insert", 2, 1)]
+_SECOND = [
+    ("update_preimage", 1, 1),
+    ("update_postimage", 1, 2),
+    ("update_preimage", 2, 1),
+    ("update_postimage", 2, 2),
+]
+_THIRD = [("delete", 2, 2)]
+_NET = [("insert", 1, 2)]
+
+
+@pytest.fixture
+def keys(world: SparkWorld) -> Iterator[str]:
+    """A table with three commits, attached; two rows are inserted, updated, and one is deleted."""
+    path = world.table()
+    name = path.partition(".")[2]
+    world.client.drop_table(path)
+    world.client.create_table(path, _SCHEMA, primary_key=["id"], bucket_count=2)
+    world.client.upsert(path, pa.table({"id": [1, 2], "v": [1, 1]}, _SCHEMA))
+    world.client.upsert(path, pa.table({"id": [1, 2], "v": [2, 2]}, _SCHEMA))
+    world.client.delete(path, pa.table({"id": [2]}, pa.schema([_SCHEMA.field("id")])))
+    streamhouse.attach(world.spark, path, name, endpoint=world.endpoint)
+    yield name
+    run_as_spark(world.spark, f"DROP TABLE IF EXISTS {name}")
+
+
+def _versions(world: SparkWorld, name: str) -> list[int]:
+    frame = world.load(f"default.{name}$changes")
+    return sorted(row[0] for row in frame.select("_commit_version").distinct().collect())
+
+
+def _changes(frame: DataFrame) -> Counter[Any]:
+    return Counter(map(tuple, frame.select("_change_type", "id", "v").collect()))
+
+
+def _two(changes: list[Any]) -> list[Any]:
+    kinds = {"update_preimage": "delete", "update_postimage": "insert"}
+    return [(kinds.get(kind, kind), *rest) for kind, *rest in changes]
+
+
+def _drain(world: SparkWorld, frame: DataFrame, name: str) -> Counter[Any]:
+    query = frame.writeStream.format("memory").queryName(name).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return _changes(world.spark.table(name))
+
+
+@pytest.mark.end_to_end
+def test_the_statements_and_calls_read_the_same_changes(world: SparkWorld, keys: str) -> None:
+    spark = world.spark
+    first, second, third = _versions(world, keys)
+    everything = Counter(_two(_FIRST + _SECOND + _THIRD))
+    images = "WITH (computeUpdates = true)"
+    clause = f"CHANGES FROM VERSION {first}"
+
+    assert _changes(spark.sql(f"SELECT * FROM {keys} {clause}")) == everything
+    statement = f"SELECT * FROM {keys} {clause} TO VERSION {second} {images}"
+    assert _changes(spark.sql(statement)) == Counter(_FIRST + _SECOND)
+    assert _changes(streamhouse.sql(spark, statement)) == Counter(_FIRST + _SECOND)
+    exclusive = f"CHANGES FROM VERSION {first} EXCLUSIVE TO VERSION '{third}' EXCLUSIVE {images}"
+    qualified = f"SELECT c.*, '{{x}}' AS text FROM {keys} {exclusive} AS c WHERE c.id > 0"
+    assert _changes(spark.sql(qualified)) == Counter(_SECOND)
+    net = f"SELECT {keys}.* FROM {keys} {clause} WITH (deduplicationMode = 'netChanges')"
+    assert _changes(spark.sql(net)) == Counter(_NET)
+    since = f"SELECT * FROM {keys} CHANGES FROM TIMESTAMP '2020-01-01' TO TIMESTAMP '2200-01-01'"
+    assert _changes(spark.sql(since)) == everything
+    joined = spark.sql(
+        f"SELECT count(*) FROM {keys} {clause} {images} a JOIN {keys} ON a.id = {keys}.id"
+        f" WHERE a._change_type = 'update_postimage'"
+    )
+    assert joined.first()[0] == 1
+    unattached = f"SELECT * FROM default.{keys} {clause} {images}"
+    options = {"endpoint": world.endpoint}
+    assert _changes(streamhouse.sql(spark, unattached, **options)) == Counter(
+        _FIRST + _SECOND + _THIRD
+    )
+
+    called = streamhouse.changes(
+        spark, f"default.{keys}", startingVersion=second, computeUpdates=True, **options
+    )
+    assert _changes(called) == Counter(_SECOND + _THIRD)
+    if hasattr(spark.read, "changes"):
+        read = spark.read.option("startingVersion", second).options(computeUpdates="true")
+        assert _changes(read.changes(keys)) == Counter(_SECOND + _THIRD)
+        exact = spark.read.option("startingVersion", second).option("endingVersion", second)
+        assert _changes(exact.changes(keys)) == Counter(_two(_SECOND))
+
+    # A kept DataFrame reads the newest changes.
+    world.client.upsert(f"default.{keys}", pa.table({"id": [9], "v": [9]}, _SCHEMA))
+    assert _changes(called)[("insert", 9, 9)] == 1
+
+
+def test_streams_of_changes(world: SparkWorld, keys: str) -> None:
+    spark = world.spark
+    _, second, _ = _versions(world, keys)
+    all_changes = _FIRST + _SECOND + _THIRD
+
+    since = spark.sql(f"SELECT * FROM STREAM {keys} CHANGES FROM VERSION {second}")
+    assert since.isStreaming
+    assert _drain(world, since, f"{keys}_since") == Counter(_two(_SECOND + _THIRD))
+    every = spark.sql(f"SELECT * FROM STREAM {keys} CHANGES WITH (computeUpdates = true) AS c")
+    assert _drain(world, every, f"{keys}_every") == Counter(all_changes)
+    called = streamhouse.changes(
+        spark, f"default.{keys}", stream=True, computeUpdates=True, endpoint=world.endpoint
+    )
+    assert _drain(world, called, f"{keys}_called") == Counter(all_changes)
+    net = world.stream(f"default.{keys}$changes", deduplicationMode="netChanges")
+    assert _drain(world, net, f"{keys}_net") == Counter(_NET)
+    rows = world.stream(f"default.{keys}", changeFormat="spark")
+    assert _drain(world, rows, f"{keys}_rows") == Counter(all_changes)
+    if hasattr(spark.readStream, "changes"):
+        read = spark.readStream.option("startingVersion", second).changes(keys)
+        assert _drain(world, read, f"{keys}_read") == Counter(_two(_SECOND + _THIRD))
+
+
+def test_changes_write_into_a_table(world: SparkWorld, keys: str) -> None:
+    spark = world.spark
+    first, *_ = _versions(world, keys)
+    spark.sql(
+        f"CREATE TABLE copy_{keys} USING streamhouse OPTIONS (table 'default.copy_{keys}',"
+        f" endpoint '{world.endpoint}') AS SELECT * FROM {keys} CHANGES FROM VERSION {first}"
+        " WITH (deduplicationMode = 'netChanges')"
+    )
+    assert world.client.read(f"default.copy_{keys}").num_rows == 1
+    spark.sql(f"INSERT INTO copy_{keys} SELECT * FROM {keys} CHANGES FROM VERSION {first}")
+    assert world.client.read(f"default.copy_{keys}").num_rows == 1 + len(_FIRST + _SECOND + _THIRD)
+
+
+def test_what_cannot_be_read_is_refused_by_a_sentence(world: SparkWorld, keys: str) -> None:
+    spark = world.spark
+    since = f"SELECT * FROM {keys} CHANGES FROM VERSION 9"
+    tries = {
+        f"CREATE TEMP VIEW w AS {since}": "streamhouse.changes(",
+        f"{since} TO VERSION 8": "before they start",
+        f"{since} WITH (deduplicationMode = 'all')": "not 'all'",
+        f"{since} WITH (asOf = '2')": "unknown option 'asof'",
+    }
+    for statement, sentence in tries.items():
+        with pytest.raises(Exception) as refusal:  # noqa: PT011 - Spark's class or ours
+            spark.sql(statement).collect()
+        assert sentence in str(refusal.value), statement
+    # An alias is no clause.
+    assert spark.sql(f"SELECT changes.id FROM {keys} changes").count() == 1
+
+
+def test_a_cut_history_names_the_property(world: SparkWorld) -> None:
+    path = world.table()
+    world.client.drop_table(path)
+    world.client.create_table(path, _SCHEMA, primary_key=["id"], properties=EXPIRING)
+    for value in range(3):
+        world.client.upsert(path, pa.table({"id": [1], "v": [value]}, _SCHEMA))
+    world.tier(path)
+    world.expire_log(path)
+
+    cut = streamhouse.changes(world.spark, path, startingVersion=0, endpoint=world.endpoint)
+    with pytest.raises(Exception, match=r"table\.datalake\.changelog"):
+        cut.collect()
