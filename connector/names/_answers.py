@@ -18,9 +18,9 @@ from streamhouse.connector.names._attached_names import (
     refresh,
     run_as_spark,
 )
-from streamhouse.connector.names._changes_clause import with_changes
 from streamhouse.connector.names._constraints import AddedConstraint, DroppedConstraint
 from streamhouse.connector.names._definition import Definition, definition_of
+from streamhouse.connector.names._name_loads import with_changes
 from streamhouse.connector.names._row_changes import Arguments, change_rows, changeable
 from streamhouse.connector.names._shared_options import check_plan, check_statement
 from streamhouse.connector.names._table_statement import ROW_VERBS, TableStatement

@@ -17,12 +17,12 @@ from typing import Any, Final
 from streamhouse.connector.names._advice import LAYOUT_CALLS, advising, check_layout, check_mode
 from streamhouse.connector.names._answers import Names, is_ours, no_such_definition
 from streamhouse.connector.names._attached_names import HOOK_MARK, attached, attached_in, refresh
-from streamhouse.connector.names._changes_clause import (
+from streamhouse.connector.names._name_loads import (
     changes_of_name,
+    load_of_name,
     refuse_view,
     with_changes,
 )
-from streamhouse.connector.names._name_loads import load_of_name
 from streamhouse.connector.names._row_changes import Arguments
 from streamhouse.connector.names._shared_options import (
     check_plan,

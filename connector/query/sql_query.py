@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from streamhouse.connector.format.registration import register
 from streamhouse.connector.names._attached_names import attached, is_attached
-from streamhouse.connector.names._changes_clause import (
+from streamhouse.connector.names._name_loads import (
     ChangesUse,
     changes_of_name,
     load_changes,

@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from streamhouse.connector.format.registration import register
-from streamhouse.connector.names._changes_clause import load_changes
+from streamhouse.connector.names._name_loads import load_changes
 from streamhouse.reading.options.connection import CHANGES, TableName
 from streamhouse.reading.options.options import as_options
 
@@ -32,4 +32,5 @@ def changes(spark: SparkSession, table: str, *, stream: bool = False, **options:
     """
     register(spark)
     path = f"{TableName.parse(table).path}${CHANGES}"
-    return load_changes(spark, path, as_options(options), is_stream=stream)  # type: ignore[no-any-return]  # classic or Connect
+    frame: DataFrame = load_changes(spark, path, as_options(options), is_stream=stream)
+    return frame

@@ -49,6 +49,7 @@ def test_the_public_names() -> None:
         "lookup_join",
         "lag",
         "cdc",
+        "changes",
         "read",
         "register",
         "register_lookup",

@@ -65,7 +65,6 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.connector.names._advice": "spark",
     "streamhouse.connector.names._answers": "spark",
     "streamhouse.connector.names._attached_names": "spark",
-    "streamhouse.connector.names._changes_clause": "spark",
     "streamhouse.connector.names._name_loads": "spark",
     "streamhouse.connector.names._hooks": "spark",
     "streamhouse.connector.names._row_changes": "spark",

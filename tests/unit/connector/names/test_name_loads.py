@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.connector.names._changes_clause import ChangesUse, replace_changes
+from streamhouse.connector.names._name_loads import ChangesUse, replace_changes
 
 _FIELD = "streamhouse_changes_0"
 
