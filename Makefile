@@ -106,7 +106,11 @@ test-python: java ## Unit tests, a light install and Spark end to end: PYTHON=py
 	$(OTHER)/bin/python -m pytest tests/unit -m "not slow and not spark"
 	$(OTHER)/bin/python -m pytest integration/test_light_install.py integration/test_spark_batch.py
 
-# Another Spark in front of all that .venv has. Its own library leaves sockets to the collector.
+# An earlier Spark leaves its sockets to the collector.
+UNCLOSED := -W 'ignore:unclosed <socket:ResourceWarning' \
+	-W 'ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning'
+
+# Another Spark in front of all that .venv has.
 OTHER_SPARK = .cache/spark-$(SPARK)
 FILES ?= $(wildcard integration/test_spark_*.py)
 
@@ -124,8 +128,7 @@ test-spark: java setup ## Spark's tests on another version: SPARK=4.1 [FILES=int
 			"$$($(OTHER_SPARK)/bin/python -c \
 			'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_shared.pth" && \
 		touch $(OTHER_SPARK)/.installed; }
-	$(OTHER_SPARK)/bin/python -m pytest $(FILES) $(MARKED) \
-		-W 'ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning'
+	$(OTHER_SPARK)/bin/python -m pytest $(FILES) $(MARKED) $(UNCLOSED)
 
 # The lowest version of each direct dependency, as setup.cfg says; what those need is the newest.
 LOWEST := .cache/lowest
@@ -145,10 +148,14 @@ $(LOWEST)/.installed: setup.cfg pyproject.toml | $(BIN)/python
 
 .PHONY: test-lowest
 test-lowest: java $(LOWEST)/.installed ## Service, Kafka door and Spark with the lowest versions
+	$(LOWEST)/bin/python -m pytest tests/unit/core tests/unit/client tests/unit/lake \
+		tests/unit/reading tests/unit/connector -m "not slow and not spark" \
+		-p no:cacheprovider -W ignore::DeprecationWarning $(UNCLOSED)
 	$(LOWEST)/bin/python -m pytest tests/service/test_client.py tests/service/test_key_tables.py \
 		tests/service/test_transactions.py tests/service/test_unread_answers.py \
 		tests/service/test_kafka_door.py tests/unit/reading/duckdb/test_duckdb_query.py \
-		integration/test_spark_batch.py integration/test_spark_changes.py
+		integration/test_spark_batch.py integration/test_spark_changes.py \
+		integration/test_spark_stream.py $(UNCLOSED)
 
 .PHONY: long
 long: setup ## The tests of tests/ that `make gate` has no time for
