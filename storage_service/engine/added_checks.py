@@ -13,6 +13,7 @@ later, the constraint is added as any other.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -37,6 +38,8 @@ __all__ = ["AddedChecks"]
 
 _PIECE_BYTES: Final = 4 << 20
 _EVERY_OFFSET: Final = 1 << 62
+_QUIET_WAIT_S: Final = 2.0
+_QUIET_LOOK_S: Final = 0.005
 
 
 class AddedChecks:
@@ -75,19 +78,24 @@ class AddedChecks:
         """Record that the rows of a bucket below the offset `end` are judged."""
         self._offsets[bucket] = end
 
-    async def judge_rows(self) -> None:
+    async def prepare(self, transactions: TableTransactions) -> None:
         """Judge the existing rows, besides rows of a log table that left the log.
 
-        Raises `CheckFailedError` with the number of rows that break a constraint, and an example.
+        Waits some seconds for a moment without an open transaction. Raises `CheckFailedError` with
+        the number of rows that break a constraint, and an example.
         """
-        if not self.checks:
-            return
         table = self._table
-        if isinstance(table, KeyTable):
+        if self.checks and isinstance(table, KeyTable):
             await self._judge_keys(table)
-        else:
+        elif self.checks:
             await self._judge_log()
         self._refuse()
+        if self._info.descriptor.checks <= table.info.descriptor.checks:
+            return
+        deadline_s = self._runtime.monotonic_s() + _QUIET_WAIT_S
+        while transactions.open_count and self._runtime.monotonic_s() < deadline_s:
+            # A stream has a transaction for each batch, and none between two batches.
+            await asyncio.sleep(_QUIET_LOOK_S)
 
     @contextlib.asynccontextmanager
     async def taking_effect(

@@ -376,7 +376,7 @@ class TabletManager:
         """Set and remove properties in one step. `added` has judged rows that left the log."""
         alter = functools.partial(self.registry.with_properties, updates=updates, removals=removals)
         added = added or AddedChecks(self.table(path), alter(path), self.runtime)
-        await added.judge_rows()
+        await added.prepare(self.transactions.of(self.table(path)))
         async with self.runtime.changing_files:
             table, info = self.table(path), alter(path)
             taking_effect = added.taking_effect(table, info, self.transactions.of(table))

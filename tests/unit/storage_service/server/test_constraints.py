@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
@@ -19,6 +20,7 @@ from streamhouse.core.wire.arrow_body import encode_append_body
 from streamhouse.storage_service.catalog_door.catalog_door import CatalogDoor
 from streamhouse.storage_service.engine.keys.key_bucket import table_rules
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.kafka_door._apis import APIS
 from streamhouse.storage_service.kafka_door.door import KafkaDoor
 from streamhouse.storage_service.kafka_door.registry.registry_door import RegistryDoor
@@ -85,6 +87,8 @@ async def _repeatable(world: KafkaWorld, path: str, rows: list[dict[str, Any]]) 
 async def _transaction(world: KafkaWorld, path: str, rows: list[dict[str, Any]]) -> Answer:
     base = f"/v1/tables/{path}/transactions"
     begun = await world.http.call("POST", base, json_body={"operation": _verb(path)})
+    if begun.status not in (200, 201):
+        return False, begun.body.decode()
     one = f"{base}/{begun.json()['transaction_id']}"
     staged = await world.http.call("POST", f"{one}/stage", body=_arrow(rows))
     if staged.status != 200:
@@ -329,17 +333,53 @@ async def test_a_constraint_is_added_if_the_rows_hold_it(world: KafkaWorld, path
     assert (await _arrow_rows(world, path, [{"id": 9_002, "amount": 11}]))[0]
 
 
-@pytest.mark.parametrize("path", ["log", "keys"])
-async def test_rows_judged_by_former_constraints_are_refused(world: KafkaWorld, path: str) -> None:
-    base = f"/v1/tables/{path}/transactions"
-    begun = await world.http.call("POST", base, json_body={"operation": _verb(path)})
-    status, text = await _set(world, path, small="amount < 3")
+async def test_a_constraint_waits_for_no_open_transaction_for_long(world: KafkaWorld) -> None:
+    base = "/v1/tables/keys/transactions"
+    begun = await world.http.call("POST", base, json_body={"operation": "upsert"})
+    status, text = await _set(world, "keys", small="amount < 3")
     assert (status, "transactions are open" in text) == (400, True)
+    adding = asyncio.ensure_future(_set(world, "keys", small="amount < 3"))
     await world.http.call("POST", f"{base}/{begun.json()['transaction_id']}/abort")
 
-    assert (await _set(world, path, small="amount < 3"))[0] == 200
+    assert (await adding)[0] == 200
 
-    assert not (await _arrow_rows(world, path, GOOD))[0]
+    assert not (await _arrow_rows(world, "keys", GOOD))[0]
+
+
+@pytest.mark.parametrize("path", ["log", "keys"])
+async def test_writes_beside_an_added_constraint_never_leave_a_row_that_breaks_it(
+    world: KafkaWorld, path: str
+) -> None:
+    doors = (_arrow_rows, _json, _transaction)
+    for attempt in range(8):
+        limit, is_late = 100 - attempt, bool(attempt % 2)
+        table = world.service.manager.table(TablePath.parse(path))
+        adding = asyncio.ensure_future(_set(world, path, limited=f"amount < {limit}"))
+
+        async def write(
+            number: int,
+            table: OpenTable = table,
+            adding: asyncio.Future[tuple[int, str]] = adding,
+            attempt: int = attempt,
+            is_late: bool = is_late,
+            limit: int = limit,
+        ) -> None:
+            # Late writers begin while the change holds the table; others at any step.
+            turns = number * attempt * 10
+            while turns > 0 or (is_late and not table.gate.is_stopped and not adding.done()):
+                await asyncio.sleep(0)
+                turns -= 1
+            await doors[number % 3](world, path, [{"id": number, "amount": limit}])
+
+        await _arrow_rows(world, path, [{"id": 100, "amount": limit - 1}])
+        await asyncio.gather(*(write(number) for number in range(9)))
+        status, _ = await adding
+        assert status == 200 or not is_late
+        if status == 200:
+            assert [row["amount"] for row in _changes(world, path)] == [limit - 1]
+        await world.http.call("DELETE", f"/v1/tables/{path}")
+        key: dict[str, Any] = {"primary_key": ("id",)} if path == "keys" else {}
+        await world.http.create_table(path, ROWS, properties=CHECK, **key)
 
 
 BAD_PREDICATES: Final = [
