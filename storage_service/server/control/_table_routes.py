@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import Body, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -18,6 +18,7 @@ from streamhouse.core.model.table import (
     TablePath,
 )
 from streamhouse.core.model.table_state import BucketSizes, TableSizes
+from streamhouse.core.model.values.column_clauses import refused_clause
 from streamhouse.core.rows.companion import is_rejecting
 from streamhouse.storage_service.directory.table_registry import with_properties
 from streamhouse.storage_service.engine.added_checks import AddedChecks
@@ -41,6 +42,9 @@ from streamhouse.storage_service.server.http.http_exchange import HttpExchange, 
 from streamhouse.storage_service.server.service import Service
 
 __all__ = ["rejected_routes", "state_routes", "table_routes", "time_routes"]
+
+
+_COLUMN_FIELDS: Final = ("id", "name", "type", "nullable", "comment")
 
 
 def table_routes(routes: ControlRoutes, service: Service) -> None:
@@ -102,6 +106,15 @@ def table_routes(routes: ControlRoutes, service: Service) -> None:
 
 def _checked(descriptor: dict[str, Any]) -> TableDescriptor:
     parsed = TableDescriptor.from_json(descriptor)
+    for column in descriptor["schema"]:
+        for field in column:
+            if field not in _COLUMN_FIELDS:
+                raise refused_clause(
+                    [field.upper()], where=f"table '{parsed.path}', column '{column['name']}'"
+                ) or InvalidRequestError(
+                    f"table '{parsed.path}': column '{column['name']}' has no field"
+                    f" '{field[:80]}'; the fields are {', '.join(_COLUMN_FIELDS)}"
+                )
     if is_rejecting(parsed.path):
         raise InvalidNameError(
             f"table '{parsed.path}': names that end with {REJECTED_SUFFIX} are kept for the"

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from streamhouse.core.errors import InvalidSchemaError
+from streamhouse.core.errors import InvalidSchemaError, UnsupportedError
 from streamhouse.core.model.schema import type_from_json
 from streamhouse.core.model.values.column_clauses import refused_clause
 
@@ -25,6 +25,7 @@ _TOKEN: Final = re.compile(
 )
 _ESCAPED: Final = re.compile(r"\\(.)")
 _DEPTH_MAX: Final = 50
+_CONSTRAINTS: Final = ("CHECK", "PRIMARY", "UNIQUE", "FOREIGN")
 _ALIASES: Final = {
     "byte": "tinyint",
     "short": "smallint",
@@ -71,6 +72,13 @@ class _Reader:
         if token.kind not in ("word", "quoted"):
             raise self.wrong("the name of a column")
         self._next += 1
+        following = self._tokens[self._next : self._next + 2]
+        if token.text.upper() == "CONSTRAINT" and following[-1].text.upper() in _CONSTRAINTS:
+            raise UnsupportedError(
+                f"schema '{self._text[:80]}': a constraint is no column: set the property"
+                f" table.check.{following[0].text[:80]} to the condition, and name a primary key in"
+                " primary_key"
+            )
         self.take(":")
         data_type = self._type(token.text)
         is_nullable = True

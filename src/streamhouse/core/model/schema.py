@@ -22,6 +22,7 @@ from streamhouse.core.errors import (
     listing,
     suggestion,
 )
+from streamhouse.core.model.values.column_clauses import refused_clause
 
 __all__ = [
     "RESERVED_COLUMNS",
@@ -226,6 +227,9 @@ def type_from_json(value: Any, *, where: str, depth: int = 0) -> pa.DataType:
                 return canonical_type(pa.decimal128(precision, scale), where=where)
             except (ValueError, OverflowError, pa.ArrowInvalid):
                 pass
+        refusal = refused_clause(value.upper().split()[1:], where=f"column '{where}'")
+        if refusal is not None:
+            raise refusal
         raise InvalidSchemaError(
             f"column '{where}': unknown type '{value[:200]}'{suggestion(name, list(_SIMPLE_TYPES))}"
         )

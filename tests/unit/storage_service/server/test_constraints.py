@@ -455,3 +455,19 @@ def test_what_is_decided_or_in_the_log_is_not_judged_again(tmp_path: Path) -> No
 
         assert tablet.row_count == count
         tablet.close()
+
+
+async def test_clauses_of_columns_are_refused_over_http(world: KafkaWorld) -> None:
+    for column, why in (
+        ({"name": "a", "type": "int", "default": 5}, "DEFAULT is not supported"),
+        ({"name": "a", "type": "int default 5"}, "DEFAULT is not supported"),
+        ({"name": "a", "type": "int generated always as identity"}, "IDENTITY is not supported"),
+        ({"name": "a", "type": "int", "generated": "b + 1"}, "GENERATED is not supported"),
+        ({"name": "a", "type": "int", "widht": 3}, "has no field 'widht'"),
+    ):
+        body = {"path": "other", "schema": [column]}
+        answer = await world.http.call("POST", "/v1/tables", json_body=body)
+        assert (answer.status, why in answer.body.decode()) == (400, True), answer.body
+        add = {"changes": [{"add": "a", **{k: v for k, v in column.items() if k != "name"}}]}
+        answer = await world.http.call("PATCH", "/v1/tables/log/schema", json_body=add)
+        assert answer.status == 400
