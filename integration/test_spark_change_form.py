@@ -175,3 +175,56 @@ def test_a_cut_history_names_the_property(world: SparkWorld) -> None:
     cut = streamhouse.changes(world.spark, path, startingVersion=0, endpoint=world.endpoint)
     with pytest.raises(Exception, match=r"table\.datalake\.changelog"):
         cut.collect()
+
+
+def test_changes_of_others_are_applied_to_a_table(world: SparkWorld) -> None:
+    path = world.table()
+    world.client.drop_table(path)
+    delta = world.spark.sql(
+        "SELECT * FROM VALUES (1L, 1L, 'insert', 1L), (2L, 1L, 'insert', 1L),"
+        " (1L, 1L, 'update_preimage', 2L), (1L, 2L, 'update_postimage', 2L), (2L, 1L, 'delete', 3L)"
+        " AS c(id, v, _change_type, _commit_version)"
+    ).selectExpr("*", "timestamp_micros(_commit_version) AS _commit_timestamp")
+    ordered = delta.orderBy("_commit_version", "_change_type")
+
+    world.write(ordered, path, **{"primary.key": "id"})
+
+    assert world.client.describe_table(path).schema.names == ["id", "v"]
+    assert world.client.read(path).to_pylist() == [{"id": 1, "v": 2}]
+    iceberg = world.spark.sql(
+        "SELECT * FROM VALUES (1L, 2L, 'DELETE', 0), (1L, 3L, 'INSERT', 0), (5L, 5L, 'INSERT', 0),"
+        " (5L, 5L, 'Update_Before', 1), (5L, 6L, 'UPDATE_AFTER', 1)"
+        " AS c(id, v, _change_type, _change_ordinal)"
+    ).selectExpr("*", "7L AS _commit_snapshot_id")
+    world.write(iceberg.orderBy("_change_ordinal", "_change_type"), path)
+    rows = sorted(world.client.read(path).to_pylist(), key=lambda row: row["id"])
+    assert rows == [{"id": 1, "v": 3}, {"id": 5, "v": 6}]
+
+    refusals = {
+        "'+U' AS __change_type, 'insert' AS _change_type": "drop one of the columns",
+        "'inserted' AS _change_type": r"of row 0 is 'inserted'; use",
+    }
+    for columns, sentence in refusals.items():
+        with pytest.raises(Exception, match=sentence):
+            world.write(world.spark.sql(f"SELECT 1L AS id, 9L AS v, {columns}"), path)
+    log = world.table()
+    with pytest.raises(Exception, match="drop column '_change_type', or rename it"):
+        world.write(world.spark.sql("SELECT 1L AS id, 'insert' AS _change_type"), log)
+    assert sorted(row["v"] for row in world.client.read(path).to_pylist()) == [3, 6]
+
+
+def test_a_stream_of_changes_makes_the_same_table(
+    world: SparkWorld, keys: str, tmp_path: Any
+) -> None:
+    copy = f"default.copied_{keys}"
+    changes = world.stream(f"default.{keys}$changes")
+    query = (
+        changes.writeStream.format("streamhouse")
+        .options(endpoint=world.endpoint, **{"primary.key": "id"})
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start(copy)
+    )
+    query.awaitTermination()
+
+    assert world.client.read(copy).to_pylist() == [{"id": 1, "v": 2}]

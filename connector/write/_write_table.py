@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ from streamhouse.core.model.schema import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
+    SPARK_CHANGE_TYPE_COLUMN,
     TIMESTAMP_COLUMN,
     canonical_type,
     type_to_json,
@@ -45,8 +46,17 @@ from streamhouse.core.model.schema import (
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.checks import is_check_property
 
-__all__ = ["CHANGELOG_COLUMNS", "existing_or_created", "merge_schema", "missing_columns"]
+__all__ = [
+    "CHANGELOG_COLUMNS",
+    "as_changes",
+    "existing_or_created",
+    "merge_schema",
+    "missing_columns",
+]
 
+# What Spark, Delta and Iceberg have beside `_change_type`.
+_COMMIT_PREFIX: Final = "_commit_"
+_CHANGE_ORDINAL: Final = "_change_ordinal"
 _log = logging.getLogger(__name__)
 
 CHANGELOG_COLUMNS: Final = frozenset({BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN})
@@ -95,6 +105,9 @@ def _in_names_of(options: WriteOptions, columns: Iterable[str]) -> WriteOptions:
 
 def _created(client: StorageClient, options: WriteOptions, schema: pa.Schema) -> TableInfo:
     path = options.connection.name.path
+    if options.primary_key or options.mode is WriteMode.UPSERT:
+        schema, foreign = as_changes(schema, (), table=str(path))
+        schema = pa.schema([field for field in schema if field.name not in foreign])
     has_changes = CHANGE_TYPE_COLUMN in schema.names
     if not options.primary_key and (has_changes or options.mode is WriteMode.UPSERT):
         request = f"column '{CHANGE_TYPE_COLUMN}'" if has_changes else "write.mode = 'upsert'"
@@ -123,6 +136,34 @@ def _created(client: StorageClient, options: WriteOptions, schema: pa.Schema) ->
         partitioned_by=options.partitioned_by or (),
         properties=_with_column_names(options.properties, [field.name for field in fields]),
     )
+
+
+def as_changes(
+    schema: pa.Schema, own: Container[str], *, table: str
+) -> tuple[pa.Schema, frozenset[str]]:
+    """Return a DataFrame's schema with our name of a change type of Spark, Delta or Iceberg.
+
+    Also returns the columns which those have beside it and the table has not: they are no data.
+    A table with a column `_change_type` of its `own` gets it as data. Raises
+    `InvalidRequestError` for two change types.
+    """
+    names = [name for name in schema.names if name not in own]
+    types = [name for name in names if name.lower() == SPARK_CHANGE_TYPE_COLUMN]
+    if not types:
+        return schema, frozenset()
+    if len(types) > 1 or CHANGE_TYPE_COLUMN in names:
+        raise InvalidRequestError(
+            f"table '{table}': the rows have a change type in '{types[0]}' and in"
+            f" '{CHANGE_TYPE_COLUMN if len(types) == 1 else types[1]}'; drop one of the columns"
+        )
+    foreign = {
+        name
+        for name in names
+        if name.lower().startswith(_COMMIT_PREFIX) or name.lower() == _CHANGE_ORDINAL
+    }
+    named = [CHANGE_TYPE_COLUMN if name == types[0] else name for name in schema.names]
+    fields = [field.with_name(name) for field, name in zip(schema, named, strict=True)]
+    return pa.schema(fields), frozenset(foreign)
 
 
 def _as_created(field: pa.Field, options: WriteOptions) -> pa.Field:

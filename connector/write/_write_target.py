@@ -11,6 +11,7 @@ from streamhouse.connector.write._assignment import assigned, assigned_key, can_
 from streamhouse.connector.write._write_options import WriteMode, WriteOptions
 from streamhouse.connector.write._write_table import (
     CHANGELOG_COLUMNS,
+    as_changes,
     existing_or_created,
     merge_schema,
     missing_columns,
@@ -27,6 +28,7 @@ from streamhouse.core.model.merge_engine import DeleteBehavior, MergeEngine
 from streamhouse.core.model.nested_fields import fields_lacking, named_like
 from streamhouse.core.model.schema import (
     CHANGE_TYPE_COLUMN,
+    SPARK_CHANGE_TYPE_COLUMN,
     Schema,
     type_name,
 )
@@ -117,6 +119,10 @@ def resolve_target(
     info = current.in_version(options.schema_id)
     frame_names = schema.names
     schema = _in_names_of(schema, info)
+    type_name_of_frame = next(
+        (n for n in schema.names if n.lower() == SPARK_CHANGE_TYPE_COLUMN), CHANGE_TYPE_COLUMN
+    )
+    schema, foreign = as_changes(schema, info.schema.names, table=str(info.path))
     if options.schema_id is None and (is_stream or options.app_version is not None):
         # This write may be a repetition, begun under an earlier version of the schema.
         how = f"set option 'schema.id' = '{info.schema_id}'"
@@ -125,12 +131,12 @@ def resolve_target(
     ordered_by = _ordering(options, info, mode, schema, _version_column(current, info))
     zone = None if options.time_zone is None else spark_zone(options.time_zone, name="time zone")
     has_changes = CHANGE_TYPE_COLUMN in schema.names
-    dropped = set(CHANGELOG_COLUMNS) if has_changes else set()
+    dropped = {*CHANGELOG_COLUMNS, *foreign} if has_changes else set()
     if ordered_by is not None and ordered_by not in info.schema.names:
         dropped.add(ordered_by)
     columns = [name for name in schema.names if name not in dropped | {CHANGE_TYPE_COLUMN}]
     if has_changes:
-        _check_takes_changes(info, mode)
+        _check_takes_changes(info, mode, type_name_of_frame)
     data = pa.schema([field for field in schema if field.name in columns])
     if options.merges_schema and mode is not WriteMode.DELETE:
         info = merge_schema(client, info, data, options.properties)
@@ -317,15 +323,15 @@ def _ordering(
     return None
 
 
-def _check_takes_changes(info: TableInfo, mode: WriteMode) -> None:
+def _check_takes_changes(info: TableInfo, mode: WriteMode, column: str) -> None:
     if mode is WriteMode.APPEND:
         raise UnsupportedError(
             f"table '{info.path}' has no primary key, so changes cannot be applied to it; drop"
-            f" column '{CHANGE_TYPE_COLUMN}', or rename it to append the changes as rows"
+            f" column '{column}', or rename it to append the changes as rows"
         )
     if mode is WriteMode.DELETE:
         raise InvalidRequestError(
-            f"write.mode = 'delete' takes the key columns only; drop '{CHANGE_TYPE_COLUMN}', or"
+            f"write.mode = 'delete' takes the key columns only; drop '{column}', or"
             " remove the option to apply the changes"
         )
 

@@ -75,7 +75,18 @@ _OPERATION_OF_CODE: Final = np.array(
 )
 # The `op` of a Debezium event: create, read (snapshot), update, delete.
 _DEBEZIUM: Final = {"c": INSERT, "r": INSERT, "u": UPDATE_AFTER, "d": DELETE}
-_CODE_OF_NAME: Final = {name: code for code, name in enumerate(CHANGE_TYPE_NAMES)} | _DEBEZIUM
+# The values of `_change_type`: of Spark's CHANGES and Delta, of Iceberg and Fluss.
+_FOREIGN: Final = {
+    "insert": INSERT,
+    "delete": DELETE,
+    "update_preimage": UPDATE_BEFORE,
+    "update_postimage": UPDATE_AFTER,
+    "update_before": UPDATE_BEFORE,
+    "update_after": UPDATE_AFTER,
+}
+_CODE_OF_NAME: Final = (
+    {name: code for code, name in enumerate(CHANGE_TYPE_NAMES)} | _DEBEZIUM | _FOREIGN
+)
 
 
 def changelog_schema(schema: Schema) -> pa.Schema:
@@ -91,9 +102,10 @@ def change_type_names(codes: pa.Array) -> pa.Array:
 def operations_of(change_types: pa.Array, *, table: str) -> npt.NDArray[np.int8]:
     """Return the operation of each change of a change stream: upsert, delete or none.
 
-    Accepts the names (`+I`, `-U`, `+U`, `-D`, and `+A`), Debezium's `c`, `r`, `u`, `d`, and our
-    codes. A `-U` is no operation: the following `+U` replaces the row. Raises `SchemaMismatchError`
-    naming the first row with another value.
+    Accepts the names (`+I`, `-U`, `+U`, `-D`, and `+A`), Debezium's `c`, `r`, `u`, `d`, the values
+    of Spark, Delta and Iceberg in any case (`insert`, `UPDATE_AFTER`), and our codes. A `-U` is no
+    operation: the following `+U` replaces the row. Raises `SchemaMismatchError` naming the first
+    row with another value.
     """
     if pa.types.is_dictionary(change_types.type):
         change_types = change_types.cast(change_types.type.value_type)
@@ -106,7 +118,8 @@ def operations_of(change_types: pa.Array, *, table: str) -> npt.NDArray[np.int8]
         row = int(wrong[0])
         raise SchemaMismatchError(
             f"table '{table}': {CHANGE_TYPE_COLUMN} of row {row} is"
-            f" {change_types[row].as_py()!r}; use +I, -U, +U or -D (or c, r, u, d)"
+            f" {change_types[row].as_py()!r}; use +I, -U, +U or -D (or c, r, u, d, or insert,"
+            " update_preimage, update_postimage, delete)"
         )
     operations: npt.NDArray[np.int8] = _OPERATION_OF_CODE[codes]
     return operations
@@ -119,7 +132,11 @@ def _codes_of_names(names: pa.Array, *, table: str) -> npt.NDArray[np.int64]:
             f" not {names.type}"
         )
     known_names = pa.array(_CODE_OF_NAME, names.type)
-    position = pc.index_in(names, value_set=known_names).fill_null(len(known_names))
+    position = pc.index_in(names, value_set=known_names)
+    if position.null_count > names.null_count:
+        in_lower = pc.index_in(pc.utf8_lower(names), value_set=known_names)
+        position = pc.coalesce(position, in_lower)
+    position = position.fill_null(len(known_names))
     codes = np.array([*_CODE_OF_NAME.values(), -1], dtype=np.int64)
     name_codes: npt.NDArray[np.int64] = codes[position.to_numpy()]
     return name_codes

@@ -179,7 +179,7 @@ class RowSplitter:
             return np.asarray(operations_of(types, table=self._name) == OPERATION_DELETE)
         except SchemaMismatchError:
             for at, text in enumerate(types.to_pylist()):
-                deletes[at] = text in ("-D", "d")
+                deletes[at] = str(text).lower() in ("-d", "d", "delete")
         return deletes
 
     def _check(self, rows: pa.RecordBatch) -> None:

@@ -55,6 +55,14 @@ def test_a_changelog_has_the_columns_and_two_more() -> None:
             [UPSERT, OPERATION_NONE, UPSERT, OPERATION_DELETE, UPSERT],
         ),
         (["c", "r", "u", "d"], [UPSERT, UPSERT, UPSERT, OPERATION_DELETE]),
+        (
+            ["insert", "update_preimage", "update_postimage", "delete"],
+            [UPSERT, OPERATION_NONE, UPSERT, OPERATION_DELETE],
+        ),
+        (
+            ["INSERT", "UPDATE_BEFORE", "Update_After", "DELETE", "+I"],
+            [UPSERT, OPERATION_NONE, UPSERT, OPERATION_DELETE, UPSERT],
+        ),
         ([1, 2, 3, 4], [UPSERT, OPERATION_NONE, UPSERT, OPERATION_DELETE]),
         ([], []),
     ],
@@ -70,6 +78,7 @@ def test_operations_by_name_and_code(given: list[Any], expected: list[int]) -> N
     ("given", "sentence"),
     [
         (pa.array(["+I", "t"]), "'db.t': __change_type of row 1 is 't'"),
+        (pa.array(["INSERT", "inserted"]), "row 1 is 'inserted'"),
         (pa.array(["+I", None]), "row 1 is None"),
         (pa.array([1, 9], pa.int8()), "row 1 is 9"),
         (pa.array([1, None], pa.int8()), "row 1 is None"),
