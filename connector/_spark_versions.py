@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ASKS_FOR_FILTERS",
     "GIVES_READ_LIMITS",
+    "SHOWS_OPTIONS_OF_USES",
     "DataSourceStreamArrowWriter",
     "OwnStepReader",
     "ReadAllAvailable",
@@ -58,6 +59,8 @@ _TESTED: Final = ("4.0", "4.1", "4.2", "4.3")
 
 ASKS_FOR_FILTERS: Final = hasattr(DataSourceReader, "pushFilters")
 """Whether Spark plans a relation again for a filter (4.1), and else keeps its first plan."""
+SHOWS_OPTIONS_OF_USES: Final = ASKS_FOR_FILTERS
+"""Whether a plan keeps the options of each use of a name: 4.0 has those of the first use alone."""
 GIVES_READ_LIMITS: Final = find_spec("pyspark.sql.streaming.datasource") is not None
 """Whether Spark tells a stream's reader where a micro-batch starts, and its size (4.2)."""
 

@@ -5,7 +5,8 @@ options of the first use. The plan has the remaining options, but Spark ignores 
 happens to a use with options of a cached name. A view has no options: Spark drops them.
 
 With a JVM in reach, the analyzed plan shows which uses share a source, also within views and
-subqueries. In scripts, and for commands under Spark Connect, the text of the statement is checked.
+subqueries. In scripts, for commands under Spark Connect, and in PySpark 4.0, whose plans have the
+options of the first use alone, the text of the statement is checked, and a view has no options.
 A query with options is refused under Spark Connect: the server combines queries unseen.
 """
 
@@ -18,6 +19,7 @@ from typing import Any, Final
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import PySparkException
 
+from streamhouse.connector._spark_versions import SHOWS_OPTIONS_OF_USES
 from streamhouse.connector.names._attached_names import AttachedName, attached, has_attached
 from streamhouse.connector.names._option_uses import (
     Use,
@@ -53,7 +55,8 @@ def check_statement(spark: Any, text: str) -> None:
     for use in uses:
         if is_defined_in(use.name, text) or attached(spark, use.name) is None:
             check_view_options(spark, use.name, use.options, is_query=is_defined_in(use.name, text))
-    if has_jvm(spark) and not _SCRIPTS.match(text):
+    is_script = _SCRIPTS.match(text) is not None
+    if has_jvm(spark) and SHOWS_OPTIONS_OF_USES and not is_script:
         if not _COMMANDS.match(text) or not has_attached(spark):
             return
         plan = _analyzed(spark, text)
@@ -61,8 +64,9 @@ def check_statement(spark: Any, text: str) -> None:
             _check_shared(spark, plan)
             return
     _check_text(spark, text, uses)
-    if not has_jvm(spark) and not _SCRIPTS.match(text):
-        _check_combinable(spark, text, uses)
+    is_view = re.search(r"\bVIEW\b", text, re.IGNORECASE) is not None
+    if not is_script and (not has_jvm(spark) or (is_view and not SHOWS_OPTIONS_OF_USES)):
+        _check_combinable(spark, text, uses, is_view=is_view)
 
 
 def check_plan(spark: Any, frame: Any, *, text: str = "", has_options: bool = False) -> None:
@@ -175,22 +179,22 @@ def _check_text(spark: Any, text: str, uses: Sequence[Use]) -> None:
             raise _differing(name, options_of[name.sql_name], {})
 
 
-def _check_combinable(spark: Any, text: str, uses: Sequence[Use]) -> None:
-    """Refuse options in a view or a query, which Spark Connect can combine with other queries.
+def _check_combinable(spark: Any, text: str, uses: Sequence[Use], *, is_view: bool) -> None:
+    """Refuse options in a view, and in a query of Spark Connect, which others can be combined with.
 
-    The server analyzes the combined plan as a whole, and no hook of the client sees all texts.
+    The combined plan is analyzed as a whole, and no hook sees all texts.
     """
-    is_view = re.search(r"\bVIEW\b", text, re.IGNORECASE) is not None
     if _COMMANDS.match(text) and not is_view:
         return
     for use in uses:
         if (name := attached(spark, use.name)) is not None:
             what = "a view" if is_view else "a query"
+            where = "PySpark 4.0" if has_jvm(spark) else "Spark Connect"
             calls = "".join(
                 f".option({key!r}, {_text(key, value)!r})" for key, value in use.options.items()
             )
             raise UnsupportedError(
-                f"{what} of '{name.sql_name}' WITH ({_listed(use.options)}): under Spark Connect"
+                f"{what} of '{name.sql_name}' WITH ({_listed(use.options)}): under {where}"
                 f" {what} may be combined with others that use the name with other options, and the"
                 f" conflict stays hidden; use spark.read{calls}.table('{name.sql_name}'), in SQL as"
                 " spark.sql('SELECT ... FROM {frame}', frame=...)"
