@@ -7,6 +7,7 @@ Delta. Under EXPLAIN nothing runs, and the DataFrame has the text of the plan.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -65,8 +66,9 @@ def change_rows(
             "num_deleted_rows": deleted,
             "num_inserted_rows": inserted,
         }
-    columns = ", ".join(f"{count}L AS {name}" for name, count in counts.items())
-    return run_as_spark(spark, f"SELECT {columns}")
+    # Spark runs no job for VALUES.
+    values = ", ".join(f"{count}L" for count in counts.values())
+    return run_as_spark(spark, f"SELECT * FROM VALUES ({values}) AS counts({', '.join(counts)})")
 
 
 def _run(
@@ -86,7 +88,6 @@ def _run(
 def _merge(spark: Any, table: Table, text: MergeText, options: Mapping[str, str]) -> Merge:
     read: dict[str, Any] = dict(applicable(options, uses=(BATCH,)))
     source = sql(spark, text.source, **read)
-    target = table.to_df()
     if any(clause.is_all for clause in text.clauses):
         connection = connection_options({**options, "table": table.path})
         client = client_for(connection.endpoint, connection.token)
@@ -94,7 +95,7 @@ def _merge(spark: Any, table: Table, text: MergeText, options: Mapping[str, str]
     merge = table.merge(
         source, text.on, source_alias=text.source_alias, target_alias=text.target_alias
     )
-    for clause in side_clauses(text, source=source, target=target):
+    for clause in side_clauses(text, source=source, target=functools.cache(table.to_df)):
         method = getattr(merge, clause.method)
         values = () if clause.values is None else (clause.values,)
         merge = method(*values, condition=clause.condition)

@@ -7,7 +7,7 @@ first checks the expressions against the one side, and ambiguous columns get the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import sqlglot
@@ -29,25 +29,34 @@ from streamhouse.reading.options.quoted_names import quoted
 __all__ = ["side_clauses", "with_qualifiers"]
 
 
-def side_clauses(text: MergeText, *, source: DataFrame, target: DataFrame) -> Iterator[WhenText]:
+def side_clauses(
+    text: MergeText, *, source: DataFrame, target: Callable[[], DataFrame]
+) -> Iterator[WhenText]:
     """Yield the clauses of a merge, each with the names of its side; raise Spark's error."""
-    shared = {name.lower() for name in source.columns} & {name.lower() for name in target.columns}
     for clause in text.clauses:
-        if clause.side == MATCHED:
+        alias = text.source_alias if clause.side == NOT_MATCHED else text.target_alias
+        if clause.side == MATCHED or _is_plain(clause, source, alias):
             yield clause
-        elif clause.side == NOT_MATCHED:
-            yield _of_side(clause, source, text.source_alias, shared)
         else:
-            yield _of_side(clause, target, text.target_alias, shared)
+            side, other = source, target()
+            if clause.side != NOT_MATCHED:
+                side, other = other, side
+            shared = {n.lower() for n in side.columns} & {n.lower() for n in other.columns}
+            yield _of_side(clause, side.alias(alias), alias, shared)
 
 
-def _of_side(clause: WhenText, side: DataFrame, alias: str, shared: set[str]) -> WhenText:
+def _is_plain(clause: WhenText, source: DataFrame, alias: str) -> bool:
+    """Whether an insert only takes columns of the source, all with the source's name."""
+    columns = {f"{alias}.{name}".lower() for name in source.columns}
+    values = [value.replace("`", "").lower() for value in (clause.values or {}).values()]
+    return clause.side == NOT_MATCHED and clause.condition is None and columns.issuperset(values)
+
+
+def _of_side(clause: WhenText, rows: DataFrame, alias: str, shared: set[str]) -> WhenText:
     values = clause.values or {}
     expressions = [*values.values(), *([] if clause.condition is None else [clause.condition])]
     if not expressions:
         return clause
-    rows = side.alias(alias)
-    # An expression without a row, as an aggregate, is refused with the clause itself.
     rows.select(*map(F.expr, expressions)).schema  # noqa: B018 - Spark resolves the names here
 
     def qualified(expression: str) -> str:
@@ -62,9 +71,7 @@ def _of_side(clause: WhenText, side: DataFrame, alias: str, shared: set[str]) ->
     return replace(
         clause,
         condition=None if clause.condition is None else qualified(clause.condition),
-        values=None
-        if clause.values is None
-        else {name: qualified(value) for name, value in values.items()},
+        values=None if clause.values is None else {n: qualified(v) for n, v in values.items()},
     )
 
 

@@ -15,13 +15,14 @@ from streamhouse.connector.names._alteration import alteration_of, commented
 from streamhouse.connector.names._attached_names import (
     AttachedName,
     attached,
+    attached_as_written,
     refresh,
     run_as_spark,
 )
 from streamhouse.connector.names._constraints import AddedConstraint, DroppedConstraint
 from streamhouse.connector.names._definition import Definition, definition_of
 from streamhouse.connector.names._name_loads import with_changes
-from streamhouse.connector.names._row_changes import Arguments, change_rows, changeable
+from streamhouse.connector.names._row_changes import Arguments, change_options, change_rows
 from streamhouse.connector.names._shared_options import check_plan, check_statement
 from streamhouse.connector.names._table_statement import ROW_VERBS, TableStatement
 from streamhouse.connector.write._spark_types import arrow_columns
@@ -88,10 +89,10 @@ class Names:
         return None
 
     def _change_rows(self, statement: TableStatement, arguments: Arguments) -> Any:
-        name = attached(self._spark, statement.name)
-        options = None if name is None else changeable(self._spark, name, statement.name)
-        if name is None or options is None:
+        name = attached_as_written(self._spark, statement.name)
+        if name is None:
             return None
+        options = change_options(name)
         table = name.connection.name
         if table.part:
             raise _only_read(statement, name)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from streamhouse.client import StorageClient
@@ -24,11 +25,13 @@ from streamhouse.reading.options.connection import (
     client_for,
     connection_options,
 )
+from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = [
     "HOOK_MARK",
     "AttachedName",
     "attached",
+    "attached_as_written",
     "attached_in",
     "catalog_name",
     "has_attached",
@@ -104,11 +107,25 @@ def remembered_name(spark: Any, sql_name: str) -> AttachedName | None:
 
 def attached(spark: Any, parts: Sequence[str]) -> AttachedName | None:
     """Return the table of an attached name, None for any other name."""
+    name = _remembered(spark, parts)
+    return name if name is not None and _is_ours(spark, name) else None
+
+
+def attached_as_written(spark: Any, parts: Sequence[str]) -> AttachedName | None:
+    """Return the table of an attached name that no view of the session hides."""
+    name = _remembered(spark, parts)
+    try:
+        is_table = name is not None and is_attached(spark, ".".join(map(quoted, parts)))
+    except PySparkException:
+        return None
+    return name if is_table else None
+
+
+def _remembered(spark: Any, parts: Sequence[str]) -> AttachedName | None:
     ends = {sql_name.rpartition(".")[2] for _, sql_name in _names}
     if not parts or parts[-1].lower() not in ends:
         return None
-    name = _names.get((_application(spark), catalog_name(spark, parts)))
-    return name if name is not None and _is_ours(spark, name) else None
+    return _names.get((_application(spark), catalog_name(spark, parts)))
 
 
 def has_attached(spark: Any) -> bool:

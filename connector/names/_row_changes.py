@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from streamhouse.connector.names._attached_names import AttachedName, is_attached
+from streamhouse.connector.names._attached_names import AttachedName
 from streamhouse.core.errors import InvalidRequestError, UnsupportedError
 from streamhouse.reading.options.options import FORMAT, WRITE, applicable
-from streamhouse.reading.options.quoted_names import quoted
 
-__all__ = ["Arguments", "change_rows", "changeable"]
+__all__ = ["Arguments", "change_options", "change_rows"]
 
 _EXECUTION: Final = "streamhouse.connector.changes._row_statements"
 _TABLE_OPTIONS: Final = ("endpoint", "token", "tls.ca", "transaction.timeout")
@@ -53,13 +52,11 @@ class Arguments:
 _TEXTS: Final = ("sqlQuery", "query")
 
 
-def changeable(spark: Any, name: AttachedName, parts: Sequence[str]) -> dict[str, str] | None:
-    """Return the options of a change through an attached name; None if a view hides the name.
+def change_options(name: AttachedName) -> dict[str, str]:
+    """Return the options of a change through an attached name.
 
     Raise `UnsupportedError` for a name that does not show the table as it is.
     """
-    if not is_attached(spark, ".".join(map(quoted, parts))):
-        return None
     for key, text in name.options.items():
         if key.lower() in _SHOWN_ROWS:
             raise UnsupportedError(

@@ -47,7 +47,7 @@ _FIRST_WORDS: Final = {"CREATE", *(verb[0] for verb in _NAME_FOLLOWS)}
 _MERGE_EVOLVING: Final = ("MERGE", "WITH", "SCHEMA", "EVOLUTION", "INTO")
 ROW_VERBS: Final = frozenset({"DELETE", "MERGE", "TRUNCATE TABLE", "UPDATE"})
 """The statements that change rows."""
-_CHANGES_ROWS: Final = re.compile(r"\b(?:DELETE|MERGE|TRUNCATE|UPDATE)\b", re.IGNORECASE)
+_ROW_WORDS: Final = ("DELETE", "MERGE", "TRUNCATE", "UPDATE")
 _EXPLAIN_MODES: Final = frozenset({"CODEGEN", "COST", "EXTENDED", "FORMATTED", "LOGICAL"})
 
 
@@ -93,7 +93,9 @@ def statement_of(text: str) -> TableStatement | None:
     """Return the parts of a statement; None for statements that are left to Spark."""
     # Most statements, and all long ones, are queries, which need no tokens.
     first = text.lstrip()[:1].upper()
-    if first not in set("ACDEMRTUW-/") or (first in "EW" and not _CHANGES_ROWS.search(text)):
+    if first not in set("ACDEMRTUW-/"):
+        return None
+    if first in "EW" and not any(word in text.upper() for word in _ROW_WORDS):
         return None
     tokens = tokens_of(text)
     if tokens and tokens[0].word in ("EXPLAIN", "WITH"):

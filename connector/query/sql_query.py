@@ -114,7 +114,8 @@ def _changed(
     register(spark)
     all_options = check_keys(as_options(options), uses=(BATCH, WRITE))
     reads = applicable(all_options, uses=(BATCH,))
-    if attached(spark, statement.name) is None and _table(spark, statement.name, reads) is not None:
+    # An attached name of two parts is a table of Spark, too.
+    if _table(spark, statement.name, reads) is not None:
         frame: DataFrame = change_rows(
             spark,
             statement.text,
