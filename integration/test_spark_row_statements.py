@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -511,3 +512,29 @@ def test_a_source_may_be_a_table_of_the_service_or_the_table_itself(
         " WHEN MATCHED THEN UPDATE SET acc.v = s.v WHEN NOT MATCHED BY SOURCE THEN DELETE"
     )
     assert _rows(world, acc) == {4: (4, 41, "n4"), 30: (30, 3, "p")}
+
+
+def test_clauses_on_a_path_work_or_say_what_to_use(world: SparkWorld, acc: str) -> None:
+    sampled = f"SELECT count(*) AS rows FROM {acc} TABLESAMPLE (2 ROWS) WHERE {acc}.id IS NOT NULL"
+    assert _sql(world, sampled) == {"rows": 2}
+    for statement in (
+        f"SELECT * FROM {acc} WITH (where = 'id < 2')",
+        f"SELECT * FROM {acc} TIMESTAMP AS OF '2030-01-01'",
+        f"INSERT INTO {acc} VALUES (9L, 1, 'a')",
+        f"DESCRIBE {acc}",
+    ):
+        with pytest.raises(StreamhouseError, match=rf"'{acc}' in queries.*attach\(spark"):
+            _sql(world, statement)
+    with pytest.raises(AnalysisException):
+        _sql(world, "SELECT * FROM default.nothing_here")
+    for frame, hint in {
+        "SELECT 1L AS id, 2 AS v": "'w' is missing.*mergeSchema = 'true'.*write.mode = 'partial'",
+        "SELECT 1L AS id, 2 AS v, 'a' AS w, 1 AS x": "no column 'x'.*mergeSchema = 'true' adds",
+    }.items():
+        with pytest.raises(Exception, match=hint):
+            world.write(world.spark.sql(frame), acc)
+    partial = {"mergeSchema": "true", "write.mode": "partial"}
+    world.write(world.spark.sql("SELECT 1L AS id, 5 AS x"), acc, **partial)
+    assert world.client.read(acc).filter(pc.field("id") == 1).to_pylist() == [
+        {"id": 1, "v": 10, "w": "n1", "x": 5}
+    ]

@@ -13,12 +13,13 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from streamhouse.connector.names._table_statement import tokens_of
 from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["QueryText", "TableUse"]
 
 # Clauses between a table's name and its alias: an alias cannot be inserted after the name.
-_BEFORE_ALIAS = ("sample", "version", "when", "hints", "changes", "partition", "pivots")
+_BEFORE_ALIAS = ("version", "when", "hints", "changes", "partition", "pivots")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,10 +51,7 @@ class QueryText:
         if root is None:
             return cls(text, (), None, (), ())
         named_tables = list(_named_tables(root, text))
-        tables = [
-            _table_place(parts, has_alias=bool(table.args.get("alias")))
-            for table, parts in named_tables
-        ]
+        tables = [place for named in named_tables for place in _table_places(*named, text)]
         qualifiers = _qualifiers(root, [table for table, _ in named_tables], text)
         places = tuple(sorted([*tables, *qualifiers], key=lambda place: place.start))
         uses = tuple(TableUse(_name(parts), table) for table, parts in named_tables)
@@ -101,14 +99,24 @@ def _named_tables(root: exp.Query, text: str) -> Iterator[tuple[exp.Table, list[
                 yield table, parts
 
 
-def _table_place(parts: Sequence[exp.Identifier], *, has_alias: bool) -> _Place:
-    last_name = parts[-1].name
+def _table_places(table: exp.Table, parts: Sequence[exp.Identifier], text: str) -> Iterator[_Place]:
+    """Yield the place of a table's name, and of its alias: the name stays a qualifier."""
+    start, end, name = _start(parts[0]), _end(parts[-1]), _name(parts)
+    yield _Place(start, end, name, lambda field: f"{{{field}}}")
+    if not table.args.get("alias"):
+        behind = _sample_end(text, end) if table.args.get("sample") else end
+        yield _Place(behind, behind, name, lambda _: f" AS {_escaped(quoted(name[-1]))}")
 
-    def named(field: str) -> str:
-        # The table's name still works as a qualifier of columns.
-        return f"{{{field}}}" if has_alias else f"{{{field}}} AS {_escaped(quoted(last_name))}"
 
-    return _Place(_start(parts[0]), _end(parts[-1]), _name(parts), named)
+def _sample_end(text: str, start: int) -> int:
+    """Return the end of `TABLESAMPLE (...) [REPEATABLE (...)]` behind a table's name."""
+    tokens, depth = tokens_of(text[start:]), 0
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        is_last = following is None or following.word != "REPEATABLE"
+        if token.text == ")" and not depth and is_last:
+            return start + token.end
+    return len(text)
 
 
 def _nothing(_field: str) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from streamhouse.connector.format.registration import register
@@ -18,8 +18,15 @@ from streamhouse.connector.names._name_loads import (
     load_changes,
     replace_changes,
 )
+from streamhouse.connector.names._option_uses import named_at
 from streamhouse.connector.names._row_changes import Arguments, change_rows
-from streamhouse.connector.names._table_statement import ROW_VERBS, TableStatement, statement_of
+from streamhouse.connector.names._table_statement import (
+    ROW_VERBS,
+    TableStatement,
+    statement_of,
+    tokens_of,
+)
+from streamhouse.connector.names._wrapped_methods import has_jvm
 from streamhouse.connector.query._narrowing import (
     NarrowedQuery,
     QueryTable,
@@ -27,7 +34,7 @@ from streamhouse.connector.query._narrowing import (
     needs_by_text,
 )
 from streamhouse.connector.query._query_text import QueryText
-from streamhouse.core.errors import InvalidNameError, NotFoundError
+from streamhouse.core.errors import InvalidNameError, NotFoundError, UnsupportedError
 from streamhouse.reading.options.connection import CHANGES
 from streamhouse.reading.options.options import (
     BATCH,
@@ -92,7 +99,29 @@ def sql(
         return _narrowed(spark, read, args, service_tables, frames)
     if frames:
         return spark.sql(read.template({(name,): name for name in frames}), args=args, **frames)
-    return spark.sql(statement, args=args)
+    try:
+        frame = spark.sql(statement, args=args)
+        if read.tree is None and not has_jvm(spark):
+            frame.schema  # noqa: B018 - Spark Connect looks for tables only when it is asked
+    except AnalysisException as error:
+        if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
+            _refuse_clause(spark, statement, all_options)
+        raise
+    return frame
+
+
+def _refuse_clause(spark: SparkSession, statement: str, options: Mapping[str, str]) -> None:
+    """Raise `UnsupportedError` if a statement unknown to us names a table of the service."""
+    for _, name, _ in named_at(tokens_of(statement)):
+        if _table(spark, name, options) is not None:
+            table = ".".join(name)
+            raise UnsupportedError(
+                f"streamhouse.sql reads '{table}' in queries, and this statement gives the name to"
+                " Spark, which lacks such a table. Options of a read (WITH (...), AS OF) are"
+                f" arguments, as in streamhouse.sql(spark, 'SELECT ... FROM {table}',"
+                " asOfTimestamp='2026-11-21 10:00:00'). For every other statement or clause give"
+                f" the table a name in Spark: streamhouse.attach(spark, '{table}', 'name')"
+            )
 
 
 def _changes(spark: SparkSession, options: Mapping[str, str], use: ChangesUse) -> DataFrame | None:

@@ -21,6 +21,7 @@ from streamhouse.core.errors import (
     SchemaMismatchError,
     UnknownColumnError,
     UnsupportedError,
+    listing,
 )
 from streamhouse.core.model.casts.conform import check_schema
 from streamhouse.core.model.casts.written_rows import check_names, version_of
@@ -360,12 +361,20 @@ def _check_columns(data: pa.Schema, info: TableInfo, mode: WriteMode, *, has_cha
         # Deletes need only the key. The service refuses an insert or update of the key alone, and
         # names the row.
         expected = expected.select(key, table=table)
-    _check_not_null_columns(data, expected, info)
+    try:
+        expected.select(data.names, table=table)
+    except UnknownColumnError as error:
+        raise UnknownColumnError(
+            f"{error.message}; option mergeSchema = 'true' adds new columns to the table"
+        ) from None
+    _check_missing_columns(data, expected, info, mode)
     check_schema(data, expected, table=table)
 
 
-def _check_not_null_columns(data: pa.Schema, expected: Schema, info: TableInfo) -> None:
-    """Raise for a missing NOT NULL column, with the two remedies."""
+def _check_missing_columns(
+    data: pa.Schema, expected: Schema, info: TableInfo, mode: WriteMode
+) -> None:
+    """Raise for a missing column, with the remedies."""
     for column in expected.columns:
         is_key = column.name in info.descriptor.primary_key
         if column.name not in data.names and not column.nullable and not is_key:
@@ -373,4 +382,11 @@ def _check_not_null_columns(data: pa.Schema, expected: Schema, info: TableInfo) 
                 f"table '{info.path}': column '{column.name}' is missing from the data, and it was"
                 f" created NOT NULL: add it, or free it by `streamhouse alter {info.path}"
                 f" --drop-not-null {column.name}`"
+            )
+        if column.name not in data.names and not is_key:
+            partial = "" if mode is WriteMode.APPEND else ", and write.mode = 'partial' keeps it"
+            raise SchemaMismatchError(
+                f"table '{info.path}': column '{column.name}' is missing from the data"
+                f" ({listing('given', data.names)}): add it; option mergeSchema = 'true' writes"
+                f" null into it{partial}"
             )

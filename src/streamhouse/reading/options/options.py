@@ -158,7 +158,7 @@ OPTIONS: Final = (
     Option("mergeSchema", "false", (WRITE,), "`true` adds the DataFrame's new columns, and fields"
            " of structs, to the table, widens types, also inside structs, arrays and maps, drops"
            " NOT NULL where the DataFrame's column may be null, and writes null for columns and"
-           " fields that it lacks."),
+           " fields that it lacks; with `write.mode` = `partial` columns that it lacks stay."),
     Option("keepNullability", "false", (WRITE,), "If this write creates the table: `true` makes the"
            " columns NOT NULL that Spark knows to have no null, as literals and `range`; else only"
            " the primary key is."),

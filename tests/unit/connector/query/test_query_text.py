@@ -55,7 +55,7 @@ def test_only_names_of_tables_are_replaced(text: str, filled: str) -> None:
         "SELECT FROM WHERE ((",
         "SELECT 1 FROM db.t; SELECT 2",
         "SELECT 1 FROM db.t VERSION AS OF 3",
-        "SELECT * FROM db.t TABLESAMPLE (5 PERCENT)",
+        "SELECT * FROM db.t PIVOT (sum(a) FOR b IN (1, 2))",
         "SELECT * FROM range(3)",
     ],
 )
@@ -64,3 +64,18 @@ def test_what_is_not_surely_read_names_no_table(text: str) -> None:
 
     assert read.names == ()
     assert read.template({}).format() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "template"),
+    [
+        ("SELECT t.a FROM d.t TABLESAMPLE (5 ROWS) WHERE a",
+         "SELECT t.a FROM {f} TABLESAMPLE (5 ROWS) AS `t` WHERE a"),
+        ("SELECT 1 FROM d.t TABLESAMPLE (1 PERCENT) REPEATABLE (7), d.t AS u",
+         "SELECT 1 FROM {f} TABLESAMPLE (1 PERCENT) REPEATABLE (7) AS `t`, {f} AS u"),
+        ("SELECT 1 FROM d.t TABLESAMPLE (1 PERCENT) x",
+         "SELECT 1 FROM {f} TABLESAMPLE (1 PERCENT) x"),
+    ],
+)  # fmt: skip
+def test_the_alias_of_a_sampled_table_stands_behind_the_sample(text: str, template: str) -> None:
+    assert QueryText.of(text).template({("d", "t"): "f"}) == template
