@@ -362,7 +362,8 @@ def _check_columns(data: pa.Schema, info: TableInfo, mode: WriteMode, *, has_cha
         # names the row.
         expected = expected.select(key, table=table)
     try:
-        expected.select(data.names, table=table)
+        for name in data.names:
+            expected.column(name, table=table)
     except UnknownColumnError as error:
         raise UnknownColumnError(
             f"{error.message}; option mergeSchema = 'true' adds new columns to the table"
