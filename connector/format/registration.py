@@ -74,7 +74,12 @@ def register(spark: SparkSession) -> None:
     """
     warn_of_unknown_version()
     if not _is_registered(spark):
-        spark.dataSource.register(StreamhouseDataSource)
+        try:
+            spark.dataSource.register(StreamhouseDataSource)
+        except PySparkException as error:
+            # The server of Spark Connect 4.0 has found the format by itself.
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
         # A declarative pipeline cannot change settings, and registers only once.
         with contextlib.suppress(PySparkException):
             spark.conf.set(_REGISTERED, "true")

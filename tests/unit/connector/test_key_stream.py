@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from streamhouse.connector._spark_versions import ReadAllAvailable, ReadMaxRows
 from streamhouse.connector.stream._stream_reader import StreamhouseStreamReader
 from streamhouse.core.errors import (
     InvalidRequestError,

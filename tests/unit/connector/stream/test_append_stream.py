@@ -13,8 +13,8 @@ import pytest
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, StructType, UUIDType
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from streamhouse.connector._spark_versions import ReadAllAvailable, ReadMaxRows
 from streamhouse.connector.stream._append_stream import AppendStreamReader
 from streamhouse.core.errors import (
     CorruptDataError,

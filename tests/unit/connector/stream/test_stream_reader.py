@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from streamhouse.connector._spark_versions import ReadAllAvailable, ReadMaxRows
 from streamhouse.connector.stream._stream_reader import RefusedStreamReader, StreamhouseStreamReader
 from streamhouse.core.errors import (
     LogCutError,
