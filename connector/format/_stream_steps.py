@@ -141,7 +141,9 @@ def _streaming_leaves(writer: Any) -> list[Any]:
 @contextlib.contextmanager
 def _noted_in_plan(writer: Any, note: str) -> Iterator[bool]:
     """Do the same under Spark Connect, in the plan that the start sends."""
-    sources = [node for node in _nodes(writer._df._plan) if getattr(node, "_is_streaming", False)]
+    sources = [
+        node for node in _nodes(writer._write_stream) if getattr(node, "_is_streaming", False)
+    ]
     options = [getattr(node, "_options", None) or {} for node in sources]
     if not sources or any(STEPS_MARK not in of_source for of_source in options):
         yield False

@@ -63,7 +63,7 @@ USED: Final = {
 USED_OF_OTHERS: Final = {
     "fastapi": set[str](),
     "httptools": set[str](),
-    "pyspark": {"_df", "_jdf", "_jsparkSession", "_jsq", "_jvm"},
+    "pyspark": {"_df", "_jdf", "_jsparkSession", "_jsq", "_jvm", "_write_stream"},
     "starlette": set[str](),
     "uvicorn": {
         "uvicorn.protocols.http.flow_control.FlowControl",

@@ -11,7 +11,8 @@ import pytest
 from streamhouse.connector._partition_reader import accept_offered_values
 
 # PySpark 4.0 offers no filters.
-worker = pytest.importorskip("pyspark.sql.worker.data_source_pushdown_filters")
+pytest.importorskip("pyspark.sql.worker.data_source_pushdown_filters")
+from pyspark.sql.worker import data_source_pushdown_filters as worker
 
 YEAR_10000_US = 253_402_318_799_000_000
 

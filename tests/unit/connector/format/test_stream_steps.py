@@ -52,11 +52,9 @@ def writer_of(plan: Node) -> tuple[Any, list[str | None]]:
     noted: list[str | None] = []
 
     class Writer:
-        _write_stream = None
-
         def __init__(self) -> None:
             self.triggers: list[dict[str, Any]] = []
-            self._df = type("Frame", (), {"_plan": plan})()
+            self._write_stream = Node(plan)
 
         def trigger(self, **named: Any) -> Any:
             self.triggers.append(named)
@@ -82,7 +80,7 @@ def test_a_query_is_noted_while_it_starts_and_reads_in_steps() -> None:
 
     assert noted == [STEPS]
     assert (query.triggers, query.calls) == ([{"processingTime": "1 second"}], [])
-    assert writer._df._plan._options == load
+    assert writer._write_stream._child._options == load
 
 
 def test_available_now_becomes_plain_triggers_that_end() -> None:
