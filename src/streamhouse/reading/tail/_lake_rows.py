@@ -33,13 +33,15 @@ from streamhouse.core.model.schema import (
     OFFSET_COLUMN,
     RETRACTS_COLUMN,
 )
-from streamhouse.reading.tail._log_chunks import LogReads, read_log
+from streamhouse.reading.tail._log_chunks import LogReads, chunks_of, read_log
 
 __all__ = ["FoldedSplit", "fold_split", "lake_rows"]
 
 _logger = logging.getLogger(__name__)
 
 _LOG_ONLY = (CHANGE_TYPE_COLUMN, RETRACTS_COLUMN)
+# Filters and Parquet take longer over many small pieces than it takes to copy the pieces into one.
+_PIECES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,12 @@ def fold_split(
     ahead = OffsetRange(bucket=split.bucket, start=split.start, end=bucket_end)
     columns = (CHANGE_TYPE_COLUMN, RETRACTS_COLUMN)
     position = 0
-    for batch in read_log(
-        log, table, ahead, columns=columns, table_id=table_id, schema_id=schema_id
-    ):
-        end = position + batch.data.num_rows
-        change_types[position:end] = batch.data.column(CHANGE_TYPE_COLUMN).to_numpy()
-        filled = batch.data.column(RETRACTS_COLUMN).fill_null(-1)
-        retracts[position:end] = filled.to_numpy(zero_copy_only=False)
+    batches = read_log(log, table, ahead, columns=columns, table_id=table_id, schema_id=schema_id)
+    for chunk in chunks_of(batches):
+        end = position + chunk.row_count
+        rows = pa.Table.from_batches([batch.data for batch in chunk.batches]).combine_chunks()
+        change_types[position:end] = rows.column(CHANGE_TYPE_COLUMN).to_numpy()
+        retracts[position:end] = rows.column(RETRACTS_COLUMN).fill_null(-1).to_numpy()
         position = end
     offsets = np.arange(split.start, bucket_end, dtype=np.int64)
     tail = fold_tail(change_types, retracts, offsets, boundary=split.start)
@@ -108,6 +109,8 @@ def lake_rows(
         CorruptDataError: the rows do not have the lake table's columns.
     """
     logged = pa.Table.from_batches([batch.data for batch in batches])
+    if len(batches) > _PIECES_MAX:
+        logged = logged.combine_chunks()
     system = [f.name for f in LAKE_SYSTEM_FIELDS]
     user_columns = [name for name in schema.names if name not in (*system, CHANGE_TYPE_COLUMN)]
     if [name for name in logged.column_names if name not in _LOG_ONLY] != user_columns:
