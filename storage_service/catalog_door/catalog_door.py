@@ -161,7 +161,7 @@ class CatalogDoor(Door):
     def open(self, service: Service) -> None:
         """See `Door.open`."""
         self._service = service
-        self._live = LiveCuts(service, lambda described: self._opened().staged_lake(described))
+        self._live = LiveCuts(service)
         service.manager.upkeep.start(self._live.jobs())
         service.door_gauges["catalog_requests"] = (
             "Requests to /iceberg in progress.",
@@ -240,9 +240,8 @@ class CatalogDoor(Door):
         try:
             return await live_part(self._service, self._live, exchange, request)
         except StreamhouseError as error:
-            if self._api is None:
-                raise
-            self._api.raise_shown(error)
+            loop = asyncio.get_running_loop()
+            (await loop.run_in_executor(self._threads, self._opened)).raise_shown(error)
 
     async def _register_commit(self, identifier: tuple[str, ...]) -> None:
         """Register a commit to a table before the answer, so that readers see the commit."""

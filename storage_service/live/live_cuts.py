@@ -4,8 +4,8 @@ Guarantees:
 - a cut has every row acknowledged before the request for the cut, and transactions as a whole: the
   offsets of all buckets are read in one step of the event loop
 - the lake snapshot below a cut is pinned for as long as the cut may be read
-- separate threads write the files, and only with room in the memory of answers, in the disk budget
-  and in `live_bytes_max`
+- a separate process writes the files, and only with room in the memory of answers, in the disk
+  budget and in `live_bytes_max`
 Event loop only, except `close`.
 """
 
@@ -16,7 +16,7 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +24,7 @@ from streamhouse.core.errors import (
     OverloadedError,
     StreamhouseError,
 )
-from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog, LakeRole, LakeState
+from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeRole, LakeState
 from streamhouse.core.model.table import TablePath
 from streamhouse.core.threads import Pool
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
@@ -32,6 +32,8 @@ from streamhouse.lake.files.live_folders import READABLE_S
 from streamhouse.lake.guards.served_tables import ServedTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.jobs import Job
+from streamhouse.storage_service.live._build_messages import Build, Opening
+from streamhouse.storage_service.live._cut_builder import CutBuilder
 from streamhouse.storage_service.live._live_sweep import LiveSweep
 from streamhouse.storage_service.live._service_log import ServiceLog
 from streamhouse.storage_service.live.live_places import LivePlaces
@@ -41,8 +43,7 @@ from streamhouse.storage_service.server.service_tables import served_table
 
 if TYPE_CHECKING:
     # Loading the lake library takes a second, and most services show no live tables.
-    from streamhouse.lake.staged_lake import StagedLake
-    from streamhouse.reading.live.live_table import LiveCut, LiveLakeTable
+    from streamhouse.reading.live.live_table import LiveCut
 
 __all__ = ["LiveCuts"]
 
@@ -59,19 +60,23 @@ _PIN_MS: Final = int(1.5 * READABLE_S * 1_000)
 class LiveCuts:
     """The live cuts of one service.
 
-    `open_lake` opens the service's lake as workers see the lake. Blocking; called on a thread, once
-    for each lake table.
+    A process of its own makes the cuts; see `CutBuilder`.
     """
 
-    def __init__(self, service: Service, open_lake: Callable[[LakeCatalog], StagedLake]) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._open_lake = open_lake
         self._threads = Pool("live", service.config.catalog_threads)
         self._cached: OrderedDict[tuple[int, LakeRole], _CachedTable] = OrderedDict()
         self._moments = itertools.count()
+        self._numbers = itertools.count()
         catalog = service.config.lake_catalog()
         identity = {SERVICE_ID_PROPERTY: service.manager.service_id}
-        self._described = replace(catalog, properties={**catalog.properties, **identity})
+        opening = Opening(
+            described=replace(catalog, properties={**catalog.properties, **identity}),
+            service_id=service.manager.service_id,
+            data_directory=str(service.config.data_dir.absolute()),
+        )
+        self._builder = CutBuilder(opening, builds_max=self._threads.bound)
         self._sweep = LiveSweep(service.manager, LakeFilesystem(catalog.properties), self._threads)
         service.door_gauges["live_tables"] = (
             "Lake tables with a live cut in memory.",
@@ -93,6 +98,7 @@ class LiveCuts:
     def close(self) -> None:
         """Wait for the builds in progress. Blocking; not on the event loop."""
         self._threads.shutdown()
+        self._builder.close()
 
     async def cut(self, exchange: Answered, path: TablePath, role: LakeRole) -> LiveCut:
         """Return a cut with every row of the table acknowledged before the call.
@@ -116,7 +122,7 @@ class LiveCuts:
         key = (table.info.table_id, role)
         cached = self._cached.get(key)
         if cached is None or cached.table is not table:
-            cached = self._cached[key] = _CachedTable(table, role)
+            cached = self._cached[key] = _CachedTable(next(self._numbers), table, role)
         self._cached.move_to_end(key)
         for key in list(self._cached)[: len(self._cached) - _CACHED_MAX]:
             if not self._cached[key].turn.locked():
@@ -164,19 +170,25 @@ class LiveCuts:
         self, cached: _CachedTable, served: ServedTable, loop: asyncio.AbstractEventLoop
     ) -> LiveCut:
         """Return the cut of `served`. Blocking; on a thread of `_threads`."""
-        from streamhouse.reading.live.live_table import LiveLakeTable  # noqa: PLC0415 - loads the lake library
-
         table = cached.table
 
-        def before_writing(place: str) -> None:
+        def prepare_writing(place: str) -> None:
             asyncio.run_coroutine_threadsafe(self._check_room(table, place), loop).result()
 
         # The turn of a request that was cancelled may be over before its build is.
         with cached.building:
-            if cached.live is None:
-                lake = self._open_lake(self._described)
-                cached.live = LiveLakeTable(lake, role=cached.role, before_writing=before_writing)
-            return cached.live.cut(served, ServiceLog(table, served.info), now_s=self._now_s())
+            shown = cached.cut
+            build = Build(
+                number=cached.number,
+                role=cached.role,
+                served=served,
+                now_s=self._now_s(),
+                shown_at=None if shown is None else shown.metadata_location,
+            )
+            made = self._builder.cut(build, ServiceLog(table, served.info), prepare_writing)
+            cut = shown if made is None else made
+            assert cut is not None
+            return cut
 
     async def _check_room(self, table: OpenTable, place: str) -> None:
         """Raise `OverloadedError` without room on the disk; else record a place of folders."""
@@ -233,6 +245,7 @@ class LiveCuts:
         for key, cached in list(self._cached.items()):
             if cached.table.is_dropped and not cached.turn.locked():
                 del self._cached[key]
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._builder.look)
         await self._sweep.look(now_s=self._now_s())
 
 
@@ -246,14 +259,14 @@ def _has_moved(table: OpenTable, served: ServedTable) -> bool:
 class _CachedTable:
     """One lake table with its latest cut, or the error of the latest attempt."""
 
-    def __init__(self, table: OpenTable, role: LakeRole) -> None:
+    def __init__(self, number: int, table: OpenTable, role: LakeRole) -> None:
+        self.number = number
         self.table = table
         self.role = role
         self.turn = asyncio.Lock()
         self.building = threading.Lock()
         self.moment = -1
         """The number of the latest attempt, in one sequence with all requests."""
-        self.live: LiveLakeTable | None = None
         self.cut: LiveCut | None = None
         self.lake: LakeState | None = None
         """The registered lake state below the cut."""

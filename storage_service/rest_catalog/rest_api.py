@@ -21,7 +21,6 @@ from streamhouse.lake.catalogs.rest_catalog import passed_through
 from streamhouse.lake.guards.lake_look import readable_head
 from streamhouse.lake.guards.served_tables import ServedTable, ServedTables
 from streamhouse.lake.iceberg_errors import catalog_errors
-from streamhouse.lake.staged_lake import StagedLake
 from streamhouse.storage_service.rest_catalog._catalog_properties import FileAccess, HiddenValues
 from streamhouse.storage_service.rest_catalog._routes import (
     NamespaceRoutes,
@@ -106,10 +105,6 @@ class RestCatalogApi:
             raise error
         # Without the cause: the text of the cause has the secret, too.
         raise type(error)(shown) from None
-
-    def staged_lake(self, described: LakeCatalog) -> StagedLake:
-        """Return the lake for changes that are never committed; raises as `OpenCatalog.get`."""
-        return StagedLake(self._open.get(), described)
 
     def readable_head(self, table: ServedTable) -> int | None:
         """Return the lake snapshot that readers may use now; see `lake_look`."""

@@ -108,6 +108,7 @@ STEPS: Final = {
         "the log has forgotten times that only days of retention make it forget",
     ),
     "log-read": Place("storage_service.log.log_tablet", "LogTablet.read", _BETWEEN),
+    "live-room-asked": Place("storage_service.live.live_cuts", "LiveCuts._check_room", _HELD),
     "log-start-asked": Place(
         "storage_service.log.log_tablet", "LogTablet.log_start_offset", _BETWEEN
     ),

@@ -86,7 +86,7 @@ class LiveWorld:
         self.client = StorageClient("http://127.0.0.1:1")
         self.client._transport.close()
         self.client._transport = InProcessTransport(http)
-        identified = self.live._described
+        identified = self.live._builder._opening.described
         self.lake = IcebergLake(identified)
 
     def table(self, path: str = "events") -> OpenTable:

@@ -20,7 +20,7 @@ from streamhouse.core.errors import (
     TableNotFoundError,
 )
 from streamhouse.core.model.table import TablePath
-from streamhouse.storage_service.live._service_log import ServiceLog
+from streamhouse.storage_service.live._service_log import ServiceLog, StoredRows
 from tests.support.in_process_service import (
     EVENTS,
     InProcessService,
@@ -70,7 +70,7 @@ def _inside(
     service: InProcessService, path: str, bucket: int, start: int, end: int, **more: Any
 ) -> list[LogBatch]:
     table = service.service.table(path)
-    log = ServiceLog(table, table.info)
+    log = StoredRows(table.info, ServiceLog(table, table.info).page)
     return list(log.read_range(path, bucket, start, end, **{"page_bytes": 100, **more}))
 
 
@@ -156,7 +156,7 @@ async def test_rows_that_left_the_log_and_other_tables_are_refused(tmp_path: Pat
             _inside(service, "events", 0, 0, 3)
 
         await service.service.manager.drop_table(TablePath.parse("events"))
-        log = ServiceLog(table, table.info)
+        log = StoredRows(table.info, ServiceLog(table, table.info).page)
         with pytest.raises(StreamhouseError):
             list(log.read_range("events", 0, 2, 3))
         with pytest.raises(TableNotFoundError):
