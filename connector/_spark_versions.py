@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyspark
-from pyspark.sql import datasource
+from pyspark.sql import DataFrame, datasource
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas import types as arrow_types
 from pyspark.sql.types import StructType
@@ -59,8 +59,11 @@ _TESTED: Final = ("4.0", "4.1", "4.2", "4.3")
 
 ASKS_FOR_FILTERS: Final = hasattr(DataSourceReader, "pushFilters")
 """Whether Spark plans a relation again for a filter (4.1), and else keeps its first plan."""
-SHOWS_OPTIONS_OF_USES: Final = ASKS_FOR_FILTERS
-"""Whether a plan keeps the options of each use of a name: 4.0 has those of the first use alone."""
+SHOWS_OPTIONS_OF_USES: Final = hasattr(DataFrame, "zip")
+"""Whether a plan keeps the options of each use of a name, and not those of the first use alone.
+
+Python cannot see this change of Spark 4.3's analyzer: `zip` came with it.
+"""
 GIVES_READ_LIMITS: Final = find_spec("pyspark.sql.streaming.datasource") is not None
 """Whether Spark tells a stream's reader where a micro-batch starts, and its size (4.2)."""
 

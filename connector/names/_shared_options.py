@@ -5,8 +5,8 @@ options of the first use. The plan has the remaining options, but Spark ignores 
 happens to a use with options of a cached name. A view has no options: Spark drops them.
 
 With a JVM in reach, the analyzed plan shows which uses share a source, also within views and
-subqueries. In scripts, for commands under Spark Connect, and in PySpark 4.0, whose plans have the
-options of the first use alone, the text of the statement is checked, and a view has no options.
+subqueries. In scripts, for commands under Spark Connect, and in PySpark before 4.3, whose plans
+have the options of the first use alone, the statement's text is checked; a view has no options.
 A query with options is refused under Spark Connect: the server combines queries unseen.
 """
 
@@ -189,7 +189,7 @@ def _check_combinable(spark: Any, text: str, uses: Sequence[Use], *, is_view: bo
     for use in uses:
         if (name := attached(spark, use.name)) is not None:
             what = "a view" if is_view else "a query"
-            where = "PySpark 4.0" if has_jvm(spark) else "Spark Connect"
+            where = "PySpark before 4.3" if has_jvm(spark) else "Spark Connect"
             calls = "".join(
                 f".option({key!r}, {_text(key, value)!r})" for key, value in use.options.items()
             )
