@@ -7,7 +7,9 @@ go on by single microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 
 __all__ = ["CommitClock"]
 
@@ -23,6 +25,11 @@ class CommitClock:
         """Return the time of a new commit."""
         self._last_us = max(self._clock_us(), self._last_us + 1)
         return self._last_us
+
+    def stamped(self, batches: Sequence[RoutedBatch]) -> list[RoutedBatch]:
+        """Return the rows of a new commit with the commit's time."""
+        time_us = self.next_us()
+        return [batch._replace(timestamp_us=time_us) for batch in batches]
 
     def skip(self, until_us: int) -> None:
         """Never return a time up to `until_us` again, the time of a decided transaction."""

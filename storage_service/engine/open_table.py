@@ -428,9 +428,7 @@ class LogTable(OpenTable):
         stage_ended("gate")
         try:
             self.check_versions(batches)
-            time_us = self.clock.next_us()
-            stamped = [batch._replace(timestamp_us=time_us) for batch in batches]
-            submit(list(zip(tablets, stamped, strict=True)), on_done)
+            submit(list(zip(tablets, self.clock.stamped(batches), strict=True)), on_done)
         except BaseException:
             self.gate.leave()
             raise

@@ -257,7 +257,12 @@ async def in_process_service(
                 spans=spans,
             )
             metrics.watch(functools.partial(read_state, service))
-            yield InProcessService(service)
+            http = InProcessService(service)
+            try:
+                yield http
+            finally:
+                for door in http.doors:
+                    await asyncio.to_thread(door.close)
         finally:
             lake_reads.close()
             if moves is not None:
