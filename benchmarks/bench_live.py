@@ -365,6 +365,8 @@ def _by_spark(endpoint: str, wanted: dict[str, str], views: dict[str, str]) -> P
         capture_output=True,
         text=True,
         cwd=ROOT,
+        # The broadcast of the join does not fit into the default of 1 GiB.
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--driver-memory 2g pyspark-shell"},
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -42,7 +42,7 @@ __all__ = ["main"]
 
 _logger = logging.getLogger(__name__)
 
-_NICE: Final = 5
+_NICE: Final = 19
 _TABLES_MAX: Final = 80
 """A few more than the service caches."""
 

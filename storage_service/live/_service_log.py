@@ -26,6 +26,7 @@ from streamhouse.storage_service.log.segments.segment import StoredBatch
 __all__ = ["PAGE_BYTES", "ServiceLog", "StoredRows"]
 
 PAGE_BYTES: Final = 8 << 20
+_KEPT_PAGES_MAX: Final = 8
 
 ReadPage = Callable[[int, int, int, int], Sequence[StoredBatch]]
 """Stored batches of a bucket from an offset to an end, about as many bytes as the last argument."""
@@ -55,6 +56,7 @@ class StoredRows:
         self._info = info
         self._read_page = read_page
         self._schemas: dict[int, pa.Schema] = {}
+        self._pages: dict[tuple[int, int, int], Sequence[StoredBatch]] = {}
 
     def read_range(
         self,
@@ -75,7 +77,7 @@ class StoredRows:
         version = info.schema_id if schema_id is None else schema_id
         position = start
         while position < end:
-            page = self._read_page(bucket, position, end, page_bytes)
+            page = self._page_at(bucket, position, end, page_bytes, is_kept=columns is not None)
             if not page:
                 raise CorruptDataError(
                     f"table '{path}', bucket {bucket}: no rows at offset {position}, wanted up to"
@@ -98,6 +100,20 @@ class StoredRows:
                     )
                 position = batch.end_offset
                 yield batch
+
+    def _page_at(
+        self, bucket: int, start: int, end: int, page_bytes: int, *, is_kept: bool
+    ) -> Sequence[StoredBatch]:
+        """Return a page; keep the page of a read of some columns for the read of all that follows.
+
+        The changes of a key table are folded before the rows are written.
+        """
+        page = self._pages.pop((bucket, start, end), None)
+        if page is None:
+            page = self._read_page(bucket, start, end, page_bytes)
+        if is_kept and len(self._pages) < _KEPT_PAGES_MAX:
+            self._pages[bucket, start, end] = page
+        return page
 
     def _rows_of(
         self, stored: StoredBatch, version: int, columns: Sequence[str] | None

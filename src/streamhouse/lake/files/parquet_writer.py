@@ -44,6 +44,7 @@ __all__ = [
 
 CLUSTERED_GROUP_ROWS: Final = 1 << 14
 _SAMPLE_ROWS: Final = 1 << 14
+_DICTIONARY_BYTES_MIN: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +91,11 @@ def open_parquet(
 ) -> pq.ParquetWriter:
     """Return a Parquet writer with the settings of all lake files.
 
-    `sample` is the first rows to write: a column whose values differ there gets no dictionary.
+    `sample` is the first rows to write: a column whose values differ there gets no dictionary. In a
+    small file no column does: dictionaries would double the time of the write for a tenth of the
+    bytes (docs/decisions/0035).
     """
+    columns = schema if sample.nbytes >= _DICTIONARY_BYTES_MIN else []
     return pq.ParquetWriter(
         sink,
         schema,
@@ -100,7 +104,7 @@ def open_parquet(
         compression_level=file_format.compression_level,
         use_dictionary=[
             path
-            for f in schema
+            for f in columns
             if _has_repeats(sample.column(f.name))
             for path in _leaf_paths(f, f.name)
         ],

@@ -17,6 +17,7 @@ and two processes never serve one table at a time.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -29,6 +30,7 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.lake.coverage import CoveredOffsets
 from streamhouse.core.model.lake.facts import LakeRole, LakeState
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.threads import Pool
 from streamhouse.lake.commits.committer import IcebergLakeTable, LakeCommit
 from streamhouse.lake.files.live_folders import HANDED_OUT_S, LiveFolders
 from streamhouse.lake.files.parquet_writer import WrittenFile
@@ -42,7 +44,7 @@ from streamhouse.lake.guards.table_commits import LakeMetadata
 from streamhouse.lake.snapshots.live_files import LiveFilesCache
 from streamhouse.lake.staged_lake import StagedLake, StagedState, StagedTable
 from streamhouse.reading.tail.lake_base import base_offsets
-from streamhouse.reading.tail.lake_task import LogReads, SplitResult, run_split
+from streamhouse.reading.tail.lake_task import LogReads, SplitResult, TieringSplit, run_split
 from streamhouse.reading.tail.round_planner import (
     PlanLimits,
     RoundPlan,
@@ -59,6 +61,8 @@ STEPS_MAX: Final = 16
 _MERGED_MIN: Final = 3
 _GROWTH: Final = 4
 LOOK_S: Final = 5.0
+# A thread costs more than fewer rows take.
+_PARALLEL_ROWS_MIN: Final = 1 << 16
 
 
 class TableReads(LogReads, Protocol):
@@ -259,9 +263,7 @@ class LiveLakeTable:
             endpoint="",
             token=None,
         )
-        results = [
-            run_split(split, open_log=lambda _: contextlib.nullcontext(log)) for split in splits
-        ]
+        results = _run(splits, log)
         is_folded = served.info.is_primary_key_table and self.role is not LakeRole.CHANGES
         check_results(plan, results, table=str(served.info.path), is_folded=is_folded)
         commit = _commit(results, plan, expired, epoch=_epoch(served, lake_table))
@@ -280,6 +282,19 @@ class LiveLakeTable:
             name = f"b{bucket:05d}-expired"
             deletes += write_position_deletes(files, located, folder=folders.data, name=name)
         return deletes
+
+
+def _run(splits: Sequence[TieringSplit], log: TableReads) -> list[SplitResult]:
+    """Write the files of the splits; many rows on as many threads as there are processors."""
+
+    def run(split: TieringSplit) -> SplitResult:
+        return run_split(split, open_log=lambda _: contextlib.nullcontext(log))
+
+    if sum(split.range.row_count for split in splits) < _PARALLEL_ROWS_MIN:
+        return [run(split) for split in splits]
+    # The pool ends before an error goes on: then no thread writes files any more.
+    with Pool("live_write", os.cpu_count() or 1) as pool:
+        return list(pool.map(run, splits))
 
 
 def _take_back(staged: _Staged, served: ServedTable) -> int:

@@ -95,8 +95,6 @@ def test_field_ids_codec_and_row_groups_are_in_the_file(tmp_path: Path) -> None:
     assert [group.num_rows for group in groups] == [4, 4, 2]
     assert {group.column(0).compression for group in groups} == {"ZSTD"}
     assert groups[0].column(2).has_column_index
-    assert "RLE_DICTIONARY" in groups[0].column(0).encodings
-    assert "RLE_DICTIONARY" not in groups[0].column(2).encodings
 
 
 def test_wide_rows_make_smaller_row_groups(tmp_path: Path) -> None:
@@ -246,7 +244,8 @@ def _has_dictionary(file: WrittenFile) -> dict[str, bool]:
 def test_values_that_differ_get_no_dictionary(tmp_path: Path) -> None:
     """It would be larger than the values, and slower to read in every engine."""
     with_dictionary = set()
-    for regions in (["de", "at"] * 500, [f"region {number}" for number in range(1_000)]):
+    repeated, distinct = (["x" * 64, "y" * 64] * 10_000, [f"{n:064}" for n in range(20_000)])
+    for regions in (repeated, distinct):
         writer = _writer(tmp_path, partitioning=())
         writer.write(_rows(0, [*regions]))
         (file,) = writer.close()
@@ -257,10 +256,20 @@ def test_values_that_differ_get_no_dictionary(tmp_path: Path) -> None:
     assert with_dictionary == {("region",), ()}
 
 
+def test_small_files_get_no_dictionary(tmp_path: Path) -> None:
+    writer = _writer(tmp_path, partitioning=())
+    writer.write(_rows(0, ["eu"] * 1_000))
+    (file,) = writer.close()
+
+    assert [row["region"] for row in _read(file)] == ["eu"] * 1_000
+    assert not any(_has_dictionary(file).values())
+
+
 def test_columns_that_cannot_be_counted_get_a_dictionary(tmp_path: Path) -> None:
     element = pa.list_(pa.field("element", pa.string()))
-    tags = pa.array([[str(number)] for number in range(100)], element)
-    rows = pa.table({"tags": tags, "__offset": np.arange(100), "nothing": pa.nulls(100)})
+    count = 20_000
+    tags = pa.array([[f"{number:064}"] for number in range(count)], element)
+    rows = pa.table({"tags": tags, "__offset": np.arange(count), "nothing": pa.nulls(count)})
     writer = PartitionedParquetWriter(
         LakeFilesystem({}),
         folder=f"file://{tmp_path}",

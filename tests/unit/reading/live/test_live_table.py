@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +151,28 @@ def test_a_next_cut_writes_only_the_rows_that_came_since(world: LiveWorld) -> No
     cut = world.cut()
 
     assert (ids(cut), cut.rows_written) == ([0, 1, 2, 3, 4], 2)
+
+
+def test_many_rows_are_written_bucket_beside_bucket(world: LiveWorld) -> None:
+    count = 40_000
+    for bucket in (0, 1):
+        world.service.append("db.t", bucket, rows(bucket * count, count))
+
+    cut = world.cut()
+
+    assert cut.rows_written == 2 * count
+    assert ids(cut) == list(range(2 * count))
+    assert not [t for t in threading.enumerate() if t.name.startswith("live_write")]
+
+
+def test_a_failed_cut_of_many_rows_leaves_no_file(world: LiveWorld) -> None:
+    for bucket in (0, 1):
+        world.service.append("db.t", bucket, rows(bucket * 40_000, 40_000))
+    world.service.on_read = broken_read
+
+    with pytest.raises(CorruptDataError, match="broken"):
+        world.cut()
+    assert live_files(world) == []
 
 
 def test_a_cut_is_made_anew_after_a_round(world: LiveWorld) -> None:

@@ -144,6 +144,28 @@ async def test_a_read_sees_no_row_that_is_not_published(tmp_path: Path) -> None:
         tablet.high_watermark = 3
 
 
+async def test_the_rows_after_their_fold_come_from_the_same_pages(tmp_path: Path) -> None:
+    """A key table's changes are folded by two columns, before its rows are written."""
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        await service.append([(0, 0, event_rows(0, 3))])
+        await service.append([(0, 0, event_rows(3, 6))])
+        table = service.service.table("events")
+        starts = []
+
+        def page(bucket: int, start: int, end: int, page_bytes: int) -> Any:
+            starts.append(start)
+            return ServiceLog(table, table.info).page(bucket, start, end, page_bytes)
+
+        log = StoredRows(table.info, page)
+        for columns in (["id"], None, None):
+            batches = list(log.read_range("events", 0, 0, 6, columns=columns, page_bytes=100))
+            ids = [row for batch in batches for row in batch.data.column("id").to_pylist()]
+            assert ids == list(range(6))
+        first, again = starts[: len(starts) // 2], starts[len(starts) // 2 :]
+        assert first == again, "the second read of all rows is a read of the log"
+
+
 async def test_rows_that_left_the_log_and_other_tables_are_refused(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
         await service.create_table()
