@@ -412,6 +412,9 @@ class Adoptable(Protocol):
     def owner_id(self) -> int:
         """The table id of the lake tables' present owner; the new id must be larger."""
 
+    def last_commit_us(self) -> int:
+        """Return a time that is not before the time of any commit in the lake tables."""
+
     def take_over(self, table_id: int, *, now_us: int) -> tuple[TableInfo, LakeState]:
         """Give the lake tables to the table with this id, and return the table."""
 
@@ -429,23 +432,31 @@ def adopt_table(
 
 
 class TakenOver(NamedTuple):
-    """Lake tables owned by a new table, and the new table."""
+    """Lake tables owned by a new table, and the new table.
+
+    No commit in the lake tables is later than `last_commit_us`.
+    """
 
     info: TableInfo
     lake: LakeState
+    last_commit_us: int
 
 
 def take_over(found: Adoptable, registry: TableRegistry, now_us: int) -> TakenOver:
     """Give lake tables to a new table, which begins later. Blocking."""
+    last_commit_us = found.last_commit_us()
     table_id = registry.reserve_table_id(above=found.owner_id)
-    return TakenOver(*found.take_over(table_id, now_us=now_us))
+    return TakenOver(*found.take_over(table_id, now_us=now_us), last_commit_us)
 
 
 def begin_adopted(
     taken: TakenOver, registry: TableRegistry, directory: DataDirectory, now_us: int
 ) -> NewTable:
-    """Fill the directory of the new owner of lake tables. Blocking."""
-    info, lake = taken
+    """Fill the directory of the new owner of lake tables. Blocking.
+
+    The new table's commits are later than every commit in the lake tables, and than `now_us`.
+    """
+    info, lake, last_commit_us = taken
     table_id = info.table_id
     registry.make_directory(info)
     try:
@@ -455,7 +466,7 @@ def begin_adopted(
                 first_offset=end,
                 identity=LogIdentity(table_id, bucket),
                 filesystem=directory.filesystem,
-                now_us=now_us,
+                now_us=max(now_us, last_commit_us),
             )
     except OSError as error:
         registry.withdraw_table(info)

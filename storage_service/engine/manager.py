@@ -346,7 +346,10 @@ class TabletManager:
             async with self._leaving_for_good([table]):
                 await self.runtime.run(self.registry.set_aside, table.path)
             await self.give_up(table)
-            begin = self.runtime.run(begin_adopted, adopted, self.registry, self.directory, now_us)
+            # The former table's commits, too, are earlier than the new table's.
+            begin = self.runtime.run(
+                begin_adopted, adopted, self.registry, self.directory, table.clock.next_us()
+            )
             return await self._open_new(await begin)
 
     async def _open_new(self, new: NewTable) -> OpenTable:

@@ -157,6 +157,8 @@ class TransactionRunner:
                 self._table.truncate(
                     decision.truncated_offsets, timestamp_us=decision.result.timestamp_us
                 )
+        # An overwrite without rows has a time that no log has.
+        self._table.clock.skip(self._table.truncated_at_us)
         if self._table.truncated_offsets != offsets:
             await self._runtime.run(
                 self._files.save_truncated,

@@ -55,6 +55,7 @@ from streamhouse.lake.snapshots._coverage import (
     table_properties,
 )
 from streamhouse.lake.snapshots._table_files import check_taken_over
+from streamhouse.lake.snapshots.live_files import newest_row_us
 from streamhouse.lake.tables._description import (
     TABLE_PROPERTY,
     description_of,
@@ -104,6 +105,15 @@ class AdoptableLake:
             if offsets is not None and properties.get(TABLE_ID_PROPERTY) == str(table_id):
                 histories.append(offsets)
         return histories
+
+    def last_commit_us(self) -> int:
+        """Return a time that is not before the time of any commit in the lake tables.
+
+        Rows that are deleted show no time; the lake tables' last change is later.
+        """
+        tables = [self.rows, *(side for side, _ in self.sides.values())]
+        changed_us = [1_000 * (table.metadata.last_updated_ms + 1) for table in tables]
+        return max(*changed_us, *map(newest_row_us, tables))
 
     def take_over(self, table_id: int, *, now_us: int) -> tuple[TableInfo, LakeState]:
         """Make the lake tables those of the table with this id, which is above `owner_id`.

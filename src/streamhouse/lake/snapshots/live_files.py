@@ -16,6 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     DataFile,
@@ -29,6 +32,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from streamhouse.core.errors import UnsupportedError
+from streamhouse.core.model.schema import TIMESTAMP_COLUMN
 from streamhouse.lake.files._field_ids import (
     BUCKET_FIELD_ID,
     OFFSET_FIELD_ID,
@@ -55,6 +59,7 @@ __all__ = [
     "data_files",
     "delete_files",
     "live_data_files",
+    "newest_row_us",
     "path_bounds",
     "unreadable_because",
     "unreadable_format",
@@ -403,6 +408,24 @@ def live_data_files(table: Table) -> list[DataFile]:
         for manifest in _live_manifests(table)
         for entry in live_entries(table.io, manifest)
     ]
+
+
+def newest_row_us(table: Table) -> int:
+    """Return the time of the newest row in the current snapshot's files; 0 without rows."""
+    newest_us = 0
+    for file in live_data_files(table):
+        if file.content is DataFileContent.DATA and file.record_count:
+            bounds = SystemBounds.of(file.lower_bounds, file.upper_bounds)
+            last_us = bounds.last_timestamp_us
+            # Another engine's file may be without bounds.
+            newest_us = max(newest_us, _newest_of(table, file) if last_us is None else last_us)
+    return newest_us
+
+
+def _newest_of(table: Table, file: DataFile) -> int:
+    with table.io.new_input(file.file_path).open() as stream:
+        times = pq.read_table(stream, columns=[TIMESTAMP_COLUMN]).column(TIMESTAMP_COLUMN)
+    return int(pc.max(times.cast(pa.int64())).as_py())
 
 
 def _live_manifests(table: Table) -> list[ManifestFile]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
@@ -30,6 +31,7 @@ from streamhouse.lake.guards.adoptable_lake import (
     find_adoptable,
 )
 from streamhouse.lake.guards.served_tables import ServedTable
+from streamhouse.lake.snapshots.live_files import live_data_files, newest_row_us
 from streamhouse.lake.tables._description import TABLE_PROPERTY
 from tests.support.faulty_catalog import missing_files
 from tests.support.held_step import lower
@@ -111,6 +113,26 @@ def test_a_lake_table_says_what_its_table_is(world: TieringWorld) -> None:
         batch_since_epoch=2,
         maintenance_due_us=0,
     )
+
+
+def test_no_commit_is_later_than_the_lake_says(world: TieringWorld) -> None:
+    _tiered(world)
+    # A file without bounds of its rows' times, as another engine may write it.
+    with world.lake_table().transaction() as change:
+        change.set_properties({"write.metadata.metrics.column.__timestamp": "none"})
+    world.service.append("db.t", 1, rows(60, 3))
+    world.tier()
+    table = world.lake_table()
+    times = table.scan(selected_fields=("__timestamp",)).to_arrow().column(0)
+    field_id = table.schema().find_field("__timestamp").field_id
+    bounds = [field_id in (file.upper_bounds or {}) for file in live_data_files(table)]
+
+    assert set(bounds) == {True, False}
+    newest_us = pc.max(times.cast(pa.int64())).as_py()
+    assert newest_row_us(table) == newest_us
+    # Rows are deleted, too; the last change of the lake is later.
+    last_us = _find(world).last_commit_us()
+    assert last_us >= max(newest_us, 1_000 * table.metadata.last_updated_ms)
 
 
 def test_taking_over_changes_no_rows_and_keeps_the_totals(world: TieringWorld) -> None:

@@ -21,11 +21,18 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.offsets import BucketPositions
 from streamhouse.core.model.table_state import TieringReport
+from streamhouse.core.model.transaction import TransactionOperation
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from tests.support.held_step import around
-from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
+from tests.support.in_process_service import (
+    begin,
+    event_rows,
+    open_manager,
+    routed,
+    table_descriptor,
+)
 
 
 def _watermarks(table: OpenTable) -> list[int]:
@@ -90,6 +97,46 @@ async def test_a_repeated_sequence_is_answered_with_its_first_offsets_also_after
             return dict((await manager.append(table, [batch])).ranges)
 
     assert [await append() for _ in range(2)] == [{0: (0, 5)}, {0: (0, 5)}]
+
+
+async def test_the_rest_of_a_request_that_a_crash_cut_has_a_version_of_its_own(
+    tmp_path: Path,
+) -> None:
+    """Decision 37: a visible version gets no more rows, so the rest is a later one."""
+    parts = [
+        routed(bucket, event_rows(10 * bucket, 10 * bucket + 5))._replace(writer_id=7, sequence=1)
+        for bucket in (0, 1)
+    ]
+    async with open_manager(tmp_path) as manager:
+        table = await manager.create_table(table_descriptor(bucket_count=2))
+        # What a crash leaves between the syncs of two logs: one log has its rows.
+        first = await manager.append(table, parts[:1])
+    async with open_manager(tmp_path) as manager:
+        (table,) = manager.open_tables()
+        repeated = await manager.append(table, parts)
+        assert repeated.ranges == {0: (0, 5), 1: (0, 5)}
+        times = [tablet.read(0, bytes_max=1)[0].timestamp_us for tablet in table.tablets]
+        assert times == [first.timestamp_us, repeated.timestamp_us]
+        assert first.timestamp_us < repeated.timestamp_us
+        # Complete, it is repeated without another version.
+        again = await manager.append(table, parts)
+        assert (again.ranges, again.timestamp_us) == (repeated.ranges, repeated.timestamp_us)
+
+
+async def test_the_time_of_an_overwrite_without_rows_is_not_had_again(tmp_path: Path) -> None:
+    now_us = 5_000
+    async with open_manager(tmp_path, clock_us=lambda: now_us) as manager:
+        table = await manager.create_table(table_descriptor(bucket_count=2))
+        transactions = manager.transactions.of(table)
+        now_us = 8_000
+        begun = await begin(transactions, operation=TransactionOperation.OVERWRITE)
+        result = await transactions.commit(begun, [], wait_s=60)
+        assert result is not None
+    now_us = 1_000
+    async with open_manager(tmp_path, clock_us=lambda: now_us) as manager:
+        (table,) = manager.open_tables()
+        appended = await manager.append(table, [routed(0, event_rows(0, 1))])
+        assert appended.timestamp_us > result.timestamp_us >= 8_000
 
 
 async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:

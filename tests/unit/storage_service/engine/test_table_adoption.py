@@ -36,6 +36,10 @@ class FakeLake:
         self.descriptor = descriptor or table_descriptor(bucket_count=3)
         self.taken: list[int] = []
         self.error: StreamhouseError | None = None
+        self.newest_us = 0
+
+    def last_commit_us(self) -> int:
+        return self.newest_us
 
     def take_over(self, table_id: int, *, now_us: int) -> tuple[TableInfo, LakeState]:
         if self.error is not None:
@@ -121,6 +125,37 @@ async def test_a_table_that_cannot_be_filled_or_opened_is_none(
         assert manager.list_tables(None) == []
     async with open_manager(tmp_path) as manager:
         assert manager.list_tables(None) == []
+
+
+async def test_commits_are_later_than_those_of_the_adopted_lake(tmp_path: Path) -> None:
+    lake = FakeLake(owner_id=12)
+    lake.newest_us = 5_000
+    clock = iter(range(100, 4_000))
+    async with open_manager(tmp_path, clock_us=lambda: next(clock)) as manager:
+        await manager.adopt_table(lambda: lake)
+    # The first commit after a restart is later, too.
+    async with open_manager(tmp_path, clock_us=lambda: next(clock)) as manager:
+        (table,) = manager.open_tables()
+        times = [
+            (await manager.append(table, [routed(bucket, event_rows(0, 1))])).timestamp_us
+            for bucket in (1, 0, 2)
+        ]
+    assert times == [5_001, 5_002, 5_003]
+
+
+@pytest.mark.parametrize("newest_us", [4_000, 9_000])
+async def test_commits_are_later_than_those_of_the_replaced_log_and_of_its_lake(
+    tmp_path: Path, newest_us: int
+) -> None:
+    now_us = 8_000
+    async with open_manager(tmp_path, clock_us=lambda: now_us) as manager:
+        table = await _diverged(manager)
+        now_us = 1_000
+        lake = FakeLake(owner_id=8)
+        lake.newest_us = newest_us
+        made = await manager.replace_by_lake(table, lambda: lake)
+        appended = await manager.append(made, [routed(0, event_rows(0, 1))])
+        assert appended.timestamp_us > max(8_000, newest_us)
 
 
 async def _diverged(manager: TabletManager) -> OpenTable:
