@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 import streamhouse
 from integration.spark_world import EXPIRING, SparkWorld, world
 from streamhouse.connector.names._attached_names import run_as_spark
+from streamhouse.core.errors import UnsupportedError
 
 __all__ = ["world"]
 
@@ -161,6 +162,103 @@ def test_what_cannot_be_read_is_refused_by_a_sentence(world: SparkWorld, keys: s
         assert sentence in str(refusal.value), statement
     # An alias is no clause.
     assert spark.sql(f"SELECT changes.id FROM {keys} changes").count() == 1
+
+
+_MERGED = (
+    " AS c ON t.id = c.id WHEN MATCHED AND c._change_type = 'delete' THEN DELETE"
+    " WHEN MATCHED THEN UPDATE SET v = c.v"
+    " WHEN NOT MATCHED AND c._change_type <> 'delete' THEN INSERT (id, v) VALUES (c.id, c.v)"
+)
+
+
+def test_changes_are_the_source_of_a_merge(world: SparkWorld, keys: str) -> None:
+    spark, copy, options = world.spark, f"copy_of_{keys}", {"endpoint": world.endpoint}
+    first, second, third = _versions(world, keys)
+    world.client.create_table(f"default.{copy}", _SCHEMA, primary_key=["id"], bucket_count=3)
+    world.client.upsert(f"default.{copy}", pa.table({"id": [2, 7], "v": [0, 7]}, _SCHEMA))
+    streamhouse.attach(spark, f"default.{copy}", copy, **options)
+    net = "WITH (computeUpdates = true, deduplicationMode = 'netChanges')"
+
+    def rows() -> list[tuple[int, int]]:
+        return sorted((r["id"], r["v"]) for r in world.client.read(f"default.{copy}").to_pylist())
+
+    # The relation itself, of an attached name: inserts of both rows.
+    bounds = f"CHANGES FROM VERSION {first} TO VERSION {first}"
+    counts = spark.sql(f"MERGE INTO {copy} AS t USING {keys} {bounds} {net}{_MERGED}").first()
+    assert tuple(counts) == (2, 1, 0, 1)
+    assert rows() == [(1, 1), (2, 1), (7, 7)]
+    # A query of `db.table`, and again: nothing is left to change.
+    query = f"(SELECT * FROM default.{keys} CHANGES FROM VERSION {second} {net})"
+    later = f"{query[:-1]} WHERE _change_type <> 'update_preimage')"
+    statement = f"MERGE INTO default.{copy} AS t USING {later}{_MERGED}"
+    plan = streamhouse.sql(spark, f"EXPLAIN {statement}", **options).first()[0]
+    assert "Streamhouse: MERGE" in plan
+    assert rows() == [(1, 1), (2, 1), (7, 7)]
+    assert tuple(streamhouse.sql(spark, statement, **options).first()) == (2, 1, 1, 0)
+    assert rows() == [(1, 2), (7, 7)]
+    # In a WITH in front, in a condition and in a value, without an alias.
+    spark.sql(
+        f"WITH c AS (SELECT * FROM {keys} CHANGES FROM VERSION {third})"
+        f" MERGE INTO {copy} AS t USING c ON t.id = c.id WHEN NOT MATCHED THEN INSERT *"
+    )
+    assert rows() == [(1, 2), (2, 2), (7, 7)]
+    spark.sql(
+        f"UPDATE {copy} SET v = (SELECT count(*) FROM {keys} CHANGES FROM VERSION {first})"
+        f" WHERE id IN (SELECT id FROM {keys} CHANGES FROM VERSION {third})"
+    )
+    assert rows() == [(1, 2), (2, 7), (7, 7)]
+    spark.sql(
+        f"MERGE INTO {copy} USING {keys} CHANGES FROM VERSION {third} ON {copy}.id = {keys}.id"
+        " WHEN MATCHED THEN DELETE"
+    )
+    assert rows() == [(1, 2), (7, 7)]
+    stream = f"MERGE INTO {copy} AS t USING STREAM {keys} CHANGES{_MERGED}"
+    parameter = f"MERGE INTO {copy} AS t USING {keys} CHANGES FROM VERSION :v{_MERGED}"
+    several = f"MERGE INTO {copy} AS t USING {keys} CHANGES FROM VERSION {first}{_MERGED}"
+    for refused, sentence in (
+        (stream, "leave out STREAM"),
+        (parameter, "bounds that are numbers or texts"),
+        (several, "id"),
+    ):
+        with pytest.raises(Exception, match=sentence):
+            spark.sql(refused, args={"v": first})
+    assert rows() == [(1, 2), (7, 7)]
+    assert not [name.name for name in spark.catalog.listTables() if "streamhouse_" in name.name]
+    run_as_spark(spark, f"DROP TABLE {copy}")
+
+
+def test_views_of_changes(world: SparkWorld, keys: str) -> None:
+    spark, options = world.spark, {"endpoint": world.endpoint}
+    first, *_ = _versions(world, keys)
+    for definition in ("CREATE TEMP VIEW w AS", "CREATE OR REPLACE VIEW w AS", "ALTER VIEW w AS"):
+        for name, execute in ((keys, spark.sql), (f"default.{keys}", _sql_of(world))):
+            statement = f"{definition} SELECT * FROM {name} CHANGES FROM VERSION {first}"
+            with pytest.raises(UnsupportedError, match=r"use streamhouse\.changes\("):
+                execute(statement)
+    # What is advised works, also as the source of a merge, and shows the newest changes.
+    changes = streamhouse.changes(
+        spark, f"default.{keys}", startingVersion=first, computeUpdates=True, **options
+    )
+    changes.createOrReplaceTempView(f"view_{keys}")
+    assert _changes(spark.table(f"view_{keys}")) == Counter(_FIRST + _SECOND + _THIRD)
+    world.client.upsert(f"default.{keys}", pa.table({"id": [9], "v": [9]}, _SCHEMA))
+    assert _changes(spark.sql(f"SELECT * FROM view_{keys}"))[("insert", 9, 9)] == 1
+    assert _changes(streamhouse.sql(spark, f"SELECT * FROM view_{keys}"))[("insert", 9, 9)] == 1
+    merge = (
+        f"MERGE INTO {keys} AS t USING (SELECT * FROM view_{keys} WHERE id = 9) AS c"
+        " ON t.id = c.id WHEN MATCHED THEN DELETE"
+    )
+    assert spark.sql(merge).first()[0] == 1
+    # A view of a table's rows has no changes.
+    spark.table(keys).createOrReplaceTempView(f"rows_{keys}")
+    with pytest.raises(UnsupportedError, match=r"not for a view.*use streamhouse\.changes\("):
+        spark.sql(f"SELECT * FROM rows_{keys} CHANGES FROM VERSION {first}").collect()
+    spark.catalog.dropTempView(f"view_{keys}")
+    spark.catalog.dropTempView(f"rows_{keys}")
+
+
+def _sql_of(world: SparkWorld) -> Any:
+    return lambda text: streamhouse.sql(world.spark, text, endpoint=world.endpoint)
 
 
 def test_a_cut_history_names_the_property(world: SparkWorld) -> None:

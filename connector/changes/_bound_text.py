@@ -1,6 +1,7 @@
 """The text of a statement with its parameters, as `spark.sql` takes them, in place.
 
 `:name` and `?` become literals; `{name}` becomes a literal, or the name of a view of a DataFrame.
+A relation with CHANGES becomes the name of a view of the changes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from pyspark.sql import Column
 
+from streamhouse.connector.names._name_loads import Load, replace_changes
 from streamhouse.connector.names._row_changes import Arguments
 from streamhouse.connector.names._table_statement import tokens_of
 from streamhouse.core.errors import InvalidRequestError, UnsupportedError
@@ -23,14 +25,26 @@ __all__ = ["bound_text"]
 
 
 @contextlib.contextmanager
-def bound_text(text: str, arguments: Arguments) -> Iterator[str]:
-    """Return the text with all parameters in place; the views of DataFrames end with the block."""
+def bound_text(text: str, arguments: Arguments, load: Load = lambda _use: None) -> Iterator[str]:
+    """Return the text with all parameters in place; the views of DataFrames end with the block.
+
+    `load` has the DataFrames of changes.
+    """
     views: dict[str, Any] = {}
     try:
-        yield _with_parameters(_with_values(text, arguments.values, views), arguments.args)
+        bound = _with_parameters(_with_values(text, arguments.values, views), arguments.args)
+        complete, changes = replace_changes(bound, load, prefix=f"{_new_view()}_")
+        for view, frame in changes.items():
+            frame.createOrReplaceTempView(view)
+            views[view] = frame
+        yield complete
     finally:
         for name, frame in views.items():
             frame.sparkSession.catalog.dropTempView(name)
+
+
+def _new_view() -> str:
+    return f"streamhouse_{uuid.uuid4().hex}"
 
 
 def _with_values(text: str, values: Mapping[str, Any], views: dict[str, Any]) -> str:
@@ -39,7 +53,7 @@ def _with_values(text: str, values: Mapping[str, Any], views: dict[str, Any]) ->
     texts = {}
     for name, value in values.items():
         if hasattr(value, "createOrReplaceTempView"):
-            view = f"streamhouse_{uuid.uuid4().hex}"
+            view = _new_view()
             value.createOrReplaceTempView(view)
             views[view] = value
             texts[name] = view

@@ -25,10 +25,11 @@ from streamhouse.connector.changes._statement_clauses import (
 )
 from streamhouse.connector.changes.spark_table import Table
 from streamhouse.connector.names._attached_names import run_as_spark
+from streamhouse.connector.names._name_loads import ChangesUse
 from streamhouse.connector.names._row_changes import Arguments
 from streamhouse.connector.names._table_statement import TableStatement, statement_of
 from streamhouse.connector.query._narrowing import Pushed
-from streamhouse.connector.query.sql_query import sql
+from streamhouse.connector.query.sql_query import changes_of_use, sql
 from streamhouse.connector.write._write_options import WriteOptions
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.core.model.table import TableInfo
@@ -44,7 +45,9 @@ def change_rows(
     spark: Any, text: str, arguments: Arguments, *, table: str, options: Mapping[str, str]
 ) -> Any:
     """Execute a statement that changes rows of a table; see `names/_row_changes.py`."""
-    with bound_text(text, arguments) as complete_text:
+    reads = applicable(options, uses=(BATCH,))
+    load = functools.partial(_changes_once, spark, reads)
+    with bound_text(text, arguments, load) as complete_text:
         statement = statement_of(complete_text)
         assert statement is not None, "the caller has parsed the statement"
         if statement.explain is not None:
@@ -69,6 +72,16 @@ def change_rows(
     # Spark runs no job for VALUES.
     values = ", ".join(f"{count}L" for count in counts.values())
     return run_as_spark(spark, f"SELECT * FROM VALUES ({values}) AS counts({', '.join(counts)})")
+
+
+def _changes_once(spark: Any, options: Mapping[str, str], use: ChangesUse) -> Any:
+    frame = changes_of_use(spark, options, use)
+    if frame is not None and use.is_stream:
+        raise UnsupportedError(
+            f"STREAM {'.'.join(use.name)} CHANGES: the statement runs once; leave out STREAM, or"
+            " give the statement to spark.sql in foreachBatch of a stream of the changes"
+        )
+    return frame
 
 
 def _run(

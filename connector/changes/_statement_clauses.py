@@ -27,6 +27,8 @@ _ELSEWHERE: Final = {
     ("UPDATE", "FROM"): "MERGE INTO ... WHEN MATCHED THEN UPDATE takes values of another table",
     ("DELETE", "USING"): "MERGE INTO ... WHEN MATCHED THEN DELETE, or WHERE ... IN (SELECT ...),"
     " deletes the rows of another table",
+    ("MERGE", "CHANGES"): "USING takes CHANGES of an attached name, or of 'database.table' in"
+    " streamhouse.sql, with bounds that are numbers or texts",
     ("MERGE", "SCHEMA"): "a merge adds no columns: ALTER TABLE ... ADD COLUMNS first",
     ("TRUNCATE TABLE", "PARTITION"): "DELETE FROM ... WHERE deletes some rows",
     ("INSERT", "DEFAULT"): "name the columns and values: INSERT (column) VALUES (value)",
@@ -283,6 +285,7 @@ class _Text:
         self._tables.append(name)
         end = self._closed(tokens, end)
         rest = list(tokens[end:])
+        self.refuse("CHANGES", self.words(rest)[:1] if len(rest) > 1 else ())
         if end and rest:
             rest = rest[1:] if rest[0].word == "AS" else rest
             alias, behind = name_at(rest, 0)

@@ -19,8 +19,8 @@ from streamhouse.connector.names._answers import Names, is_ours, no_such_definit
 from streamhouse.connector.names._attached_names import HOOK_MARK, attached, attached_in, refresh
 from streamhouse.connector.names._name_loads import (
     changes_of_name,
+    has_changes_of_view,
     load_of_name,
-    refuse_view,
     with_changes,
 )
 from streamhouse.connector.names._row_changes import Arguments
@@ -110,7 +110,6 @@ def _sql(self: Any, original: Method, *arguments: Any, attach: Attach, **options
     text = arguments[0] if arguments else options.get("sqlQuery", options.get("query"))
     if isinstance(text, str):
         statement = statement_of(text)
-        refuse_view(self, statement)
         # A definition's query, and the source of changed rows, are statements of their own.
         if statement is None or not (is_ours(statement.provider) or statement.verb in ROW_VERBS):
             text, arguments, options = _with_changes(self, text, arguments, options)
@@ -125,7 +124,9 @@ def _sql(self: Any, original: Method, *arguments: Any, attach: Attach, **options
         with advising(
             textwrap.shorten(text, _SHOWN_CHARACTERS),
             is_about_us=lambda refusal: (
-                FORMAT in f"{text}{refusal}".lower() or bool(attached_in(self, text + refusal))
+                FORMAT in f"{text}{refusal}".lower()
+                or bool(attached_in(self, text + refusal))
+                or has_changes_of_view(self, text)
             ),
         ):
             frame = original(self, *arguments, **options)

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from streamhouse.connector.names._attached_names import AttachedName, attached, is_attached
 from streamhouse.connector.names._option_uses import named_at, pairs
+from streamhouse.connector.names._shared_options import is_name_of_view
 from streamhouse.connector.names._table_statement import (
-    TableStatement,
     Token,
     name_parts,
     tokens_of,
@@ -36,9 +36,9 @@ from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = [
     "changes_of_name",
+    "has_changes_of_view",
     "load_changes",
     "load_of_name",
-    "refuse_view",
     "replace_changes",
     "with_changes",
 ]
@@ -56,7 +56,9 @@ _AFTER_RELATION: Final = re.compile(
     "|WHERE|WINDOW"
 )
 """The keywords behind a relation without an alias."""
-_RELATION_FOLLOWS: Final = ("FROM", "JOIN", ",", "(")
+_RELATION_FOLLOWS: Final = ("FROM", "JOIN", "USING", ",", "(")
+_KEPT: Final = ("FUNCTION", "VIEW")
+"""Definitions that keep a text with a query."""
 _FIELD: Final = "streamhouse_changes_"
 
 Load = Callable[["ChangesUse"], Any]
@@ -114,15 +116,20 @@ def with_changes(spark: Any, text: str, *, is_template: bool = False) -> tuple[s
     return replaced, frames
 
 
-def replace_changes(text: str, load: Load) -> tuple[str, dict[str, Any]]:
-    """Return the text with a name in place of each use that `load` has a DataFrame for."""
+def replace_changes(text: str, load: Load, *, prefix: str = _FIELD) -> tuple[str, dict[str, Any]]:
+    """Return the text with a name in place of each use that `load` has a DataFrame for.
+
+    A name is the prefix and a number. Raise `UnsupportedError` for a view or a function: its text
+    would outlive the DataFrame.
+    """
     frames: dict[str, Any] = {}
     pieces, end = [], 0
     for use in _uses(text):
         frame = load(use)
         if frame is None:
             continue
-        field = f"{_FIELD}{len(frames)}"
+        _refuse_kept(text, use)
+        field = f"{prefix}{len(frames)}"
         frames[field] = frame
         alias = "" if use.has_alias else f" AS {quoted(use.name[-1])}"
         pieces += [text[end : use.start], field, alias]
@@ -130,18 +137,21 @@ def replace_changes(text: str, load: Load) -> tuple[str, dict[str, Any]]:
     return "".join([*pieces, text[end:]]), frames
 
 
-def refuse_view(spark: Any, statement: TableStatement | None) -> None:
-    """Refuse a view of changes: its text would outlive the DataFrame in it."""
-    if statement is None or statement.verb != "CREATE VIEW":
-        return
-    for use in _uses(statement.text):
-        if attached(spark, use.name) is not None:
-            name = ".".join(use.name)
+def _refuse_kept(text: str, use: ChangesUse) -> None:
+    words = [token.word for token in tokens_of(text[: use.start])]
+    for at, word in enumerate(words):
+        kept = [each for each in words[at + 1 : at + 6] if each in _KEPT]
+        if word in ("ALTER", "CREATE") and kept:
             raise UnsupportedError(
-                f"CREATE VIEW {'.'.join(statement.name)}: Spark has CHANGES of '{name}' in queries"
-                " only; use streamhouse.changes(spark, 'database.table', ...)"
-                ".createOrReplaceTempView(...)"
+                f"{word} {kept[0]}: Spark would keep the text of the query, and has CHANGES of"
+                f" '{'.'.join(use.name)}' in queries only; use streamhouse.changes(spark,"
+                " 'database.table', ...).createOrReplaceTempView(...)"
             )
+
+
+def has_changes_of_view(spark: Any, text: str) -> bool:
+    """Whether a statement asks for the changes of a view, which has none."""
+    return any(is_name_of_view(spark, use.name) for use in _uses(text))
 
 
 def changes_of_name(

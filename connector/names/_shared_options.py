@@ -31,7 +31,7 @@ from streamhouse.connector.names._wrapped_methods import has_jvm
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.reading.options.options import OPTIONS
 
-__all__ = ["check_plan", "check_statement", "check_view_options"]
+__all__ = ["check_plan", "check_statement", "check_view_options", "is_name_of_view"]
 
 _COMMANDS: Final = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
@@ -87,7 +87,7 @@ def check_view_options(
 ) -> None:
     """Raise `UnsupportedError` for read options on a view, which Spark drops."""
     ours = {key: str(text) for key, text in options.items() if key.lower() in _READ_OPTIONS}
-    if ours and (is_query or _is_view(spark, name)):
+    if ours and (is_query or is_name_of_view(spark, name)):
         shown = ".".join(name)
         raise UnsupportedError(
             f"options ({_listed(ours)}) of '{shown}', which is a view or a query: Spark drops them"
@@ -96,7 +96,8 @@ def check_view_options(
         )
 
 
-def _is_view(spark: Any, name: Sequence[str]) -> bool:
+def is_name_of_view(spark: Any, name: Sequence[str]) -> bool:
+    """Whether a name is a view's, of the session or of the catalog."""
     try:
         table = spark.catalog.getTable(".".join(f"`{part}`" for part in name))
     except PySparkException:

@@ -45,7 +45,7 @@ from streamhouse.reading.options.options import (
 )
 from streamhouse.reading.options.quoted_names import quoted
 
-__all__ = ["sql"]
+__all__ = ["changes_of_use", "sql"]
 
 
 def sql(
@@ -78,7 +78,7 @@ def sql(
     if table_statement is not None and table_statement.verb in ROW_VERBS:
         return _changed(spark, table_statement, args, options)
     all_options = check_keys(as_options(options), uses=(BATCH,))
-    text, frames = replace_changes(statement, functools.partial(_changes, spark, all_options))
+    text, frames = replace_changes(statement, functools.partial(changes_of_use, spark, all_options))
     read = QueryText.of(text)
     names = {name: _attached(spark, name) for name in read.names}
     service_tables = {
@@ -97,7 +97,7 @@ def sql(
             pass
     if service_tables:
         return _narrowed(spark, read, args, service_tables, frames)
-    if frames:
+    if frames and read.tree is not None:
         return spark.sql(read.template({(name,): name for name in frames}), args=args, **frames)
     try:
         frame = spark.sql(statement, args=args)
@@ -124,7 +124,9 @@ def _refuse_clause(spark: SparkSession, statement: str, options: Mapping[str, st
             )
 
 
-def _changes(spark: SparkSession, options: Mapping[str, str], use: ChangesUse) -> DataFrame | None:
+def changes_of_use(
+    spark: SparkSession, options: Mapping[str, str], use: ChangesUse
+) -> DataFrame | None:
     """Return the changes of an attached name, or of a table of the service."""
     frame: DataFrame | None = changes_of_name(spark, use.name, use.options, is_stream=use.is_stream)
     if frame is None and _table(spark, use.name, options) is not None:

@@ -333,7 +333,7 @@ class TabletManager:
             return await self._open_new(await run)
 
     async def replace_by_lake(self, table: OpenTable, find: Callable[[], Adoptable]) -> OpenTable:
-        """Replace a table by the lake found by `find`; the former table's files are kept.
+        """Replace a diverged table by the lake found by `find`; the former files are kept.
 
         First the new table owns the lake, then the old directory gets another name, then the new
         table begins. A crash after the first step leaves the old table, after the second step no
@@ -341,15 +341,12 @@ class TabletManager:
         """
         async with self.runtime.changing_files:
             self.check_open(table)
-            lake_tables, now_us = await self.runtime.run(find), self.runtime.clock_us()
+            lake_tables, now_us = await self.runtime.run(find), table.clock.next_us()
             adopted = await self.runtime.run(take_over, lake_tables, self.registry, now_us)
             async with self._leaving_for_good([table]):
                 await self.runtime.run(self.registry.set_aside, table.path)
             await self.give_up(table)
-            # The former table's commits, too, are earlier than the new table's.
-            begin = self.runtime.run(
-                begin_adopted, adopted, self.registry, self.directory, table.clock.next_us()
-            )
+            begin = self.runtime.run(begin_adopted, adopted, self.registry, self.directory, now_us)
             return await self._open_new(await begin)
 
     async def _open_new(self, new: NewTable) -> OpenTable:

@@ -109,6 +109,10 @@ _MERGE = "MERGE INTO t USING s ON t.id = s.id "
         ("UPDATE t SET a", "SET takes column = value"),
         ("UPDATE t SET a =", "expression is missing"),
         ("UPDATE t SET a = DEFAULT", "value DEFAULT"),
+        (
+            "MERGE INTO t USING u CHANGES FROM VERSION :v s ON t.a = s.a WHEN MATCHED THEN DELETE",
+            "bounds that are numbers or texts",
+        ),
         ("UPDATE t", "SET column = value"),
         ("TRUNCATE TABLE t PARTITION (a = 1)", "clause PARTITION.*DELETE FROM"),
         (_MERGE, "WHEN"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamhouse.connector.names._name_loads import ChangesUse, replace_changes
+from streamhouse.core.errors import UnsupportedError
 
 _FIELD = "streamhouse_changes_0"
 
@@ -59,6 +60,22 @@ def test_a_relation_with_changes_is_replaced(
 
 
 @pytest.mark.parametrize(
+    "definition",
+    [
+        "CREATE VIEW v",
+        "CREATE OR REPLACE GLOBAL TEMPORARY VIEW v",
+        "ALTER VIEW v",
+        "BEGIN SELECT 1; CREATE TEMP VIEW v",
+        "CREATE FUNCTION f() RETURNS INT RETURN",
+    ],
+)
+def test_a_text_that_outlives_the_changes_is_refused(definition: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"use streamhouse\.changes\("):
+        _replaced(f"{definition} AS SELECT max(v) FROM t CHANGES FROM VERSION 1")
+    assert _replaced(f"{definition} AS SELECT max(v) FROM t")[1] == []
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "SELECT changes FROM t",
@@ -72,6 +89,13 @@ def test_a_relation_with_changes_is_replaced(
 )
 def test_other_text_stays(text: str) -> None:
     assert _replaced(text) == (text, [])
+
+
+def test_the_source_of_a_merge_is_a_relation() -> None:
+    text, (use,) = _replaced("MERGE INTO t USING u CHANGES FROM VERSION 1 ON t.a = u.a WHEN")
+
+    assert text == f"MERGE INTO t USING {_FIELD} AS `u` ON t.a = u.a WHEN"
+    assert use.name == ("u",)
 
 
 def test_several_relations_are_replaced() -> None:
