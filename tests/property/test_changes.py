@@ -1,10 +1,14 @@
-"""`db.t$changes` against a model of commits: versions, bounds, net changes, updates as two."""
+"""`db.t$changes` against a model: versions, bounds, net changes, updates as two, streams.
+
+A stream is what Spark's micro-batches read, without Spark: a follower and its positions as JSON.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import StorageClient
+from streamhouse.reading.follow.table_follower import TableFollower
+from streamhouse.reading.options.options import STREAM, read_options, shape_options
+from streamhouse.reading.plan.row_form import shape_columns
+from streamhouse.reading.scan.split_reader import read_split
 from tests.support.examples import examples
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
@@ -93,12 +102,7 @@ def test_changes_are_those_of_the_commits(
         )
         for request, argument in requests:
             _send(client, table, request, argument)
-            if request == "delete":
-                model.write([(key, None) for key in argument])
-            elif request == "upsert":
-                model.write(argument)
-            elif request == "transaction":
-                model.write([row for rows in argument for row in rows])
+            model.write(_written(request, argument))
 
         def read(**options: object) -> list[tuple[int, Change]]:
             rows = client.read(f"{table}$changes", **options).to_pylist()
@@ -133,6 +137,142 @@ def test_changes_are_those_of_the_commits(
         assert client.count(f"{table}$changes", **bounds, deduplicationMode="NetChanges") == sum(
             net.values()
         )
+
+
+class _Stream:
+    """A stream of a table's changes: reads one micro-batch at a time, as Spark does."""
+
+    def __init__(self, client: StorageClient, table: str, **options: str) -> None:
+        by_key = {"table": f"{table}$changes", "endpoint": "http://client", **options}
+        state = client.table_state(table)
+        output = shape_columns(state.table, shape_options(by_key))
+        self._client = client
+        self._make = lambda: TableFollower(
+            read_options(by_key, use=STREAM), client.table_state(table), output, lambda: client
+        )
+        self._follower = self._make()
+        self._at: Mapping[str, Any] = self._follower.start().to_json()
+        self.batches: list[list[tuple[int, Change]]] = []
+
+    def restart(self) -> None:
+        """Go on from the checkpoint, with another follower."""
+        self._follower.close()
+        self._follower = self._make()
+        self._at = json.loads(json.dumps(self._at))
+
+    def read(self, rows_max: int | None = None) -> bool:
+        """Read a micro-batch, twice, as after a failure; return False without changes."""
+        end = self._follower.next_end(self._at, rows_max=rows_max, max_wait_ms=0).to_json()
+        if end == self._at:
+            return False
+        batch = self._rows(end)
+        assert Counter(self._rows(end)) == Counter(batch)
+        self.batches.append(batch)
+        self._at = end
+        return True
+
+    def close(self) -> None:
+        while self.read():
+            pass
+        self._follower.close()
+
+    def _rows(self, end: Mapping[str, Any]) -> list[tuple[int, Change]]:
+        plan = self._follower.plan(self._at, end)
+        rows = [
+            row
+            for split in plan.splits
+            for batch in read_split(split, plan.context, client=self._client)
+            for row in batch.to_pylist()
+        ]
+        return [(r["_commit_version"], (r["_change_type"], r["id"], r["v"])) for r in rows]
+
+
+@settings(max_examples=examples(10), deadline=None)
+@given(
+    requests=st.lists(
+        st.one_of(
+            _REQUESTS,
+            st.tuples(st.just("read"), st.one_of(st.none(), st.integers(1, 5))),
+            st.tuples(st.just("restart"), st.none()),
+        ),
+        min_size=3,
+        max_size=14,
+    ),
+    bucket_count=st.integers(1, 3),
+    has_history=st.booleans(),
+    data=st.data(),
+)
+def test_the_micro_batches_of_a_stream_are_the_batch_read(
+    service: ServiceProcess,
+    requests: list[tuple[str, Any]],
+    bucket_count: int,
+    has_history: bool,
+    data: st.DataObject,
+) -> None:
+    table, model = f"d.t{next(_NUMBERS)}", _Model()
+    with StreamhouseClient(service.endpoint) as client, StorageClient(service.endpoint) as follows:
+        client.create_table(
+            table,
+            _SCHEMA,
+            primary_key=["id"],
+            bucket_count=bucket_count,
+            properties={"table.datalake.changelog": str(has_history).lower()},
+        )
+        streams = [_Stream(follows, table), _Stream(follows, table, deduplicationMode="netChanges")]
+        for request, argument in requests:
+            if request == "read":
+                for stream in streams:
+                    stream.read(argument)
+            elif request == "restart":
+                for stream in streams:
+                    stream.restart()
+            else:
+                _send(client, table, request, argument)
+                model.write(_written(request, argument))
+        for stream in streams:
+            stream.close()
+
+        every, net = ([c for batch in stream.batches for c in batch] for stream in streams)
+        read = client.read(f"{table}$changes").to_pylist()
+        assert Counter(every) == Counter(
+            (r["_commit_version"], (r["_change_type"], r["id"], r["v"])) for r in read
+        )
+        # Each key's changes come in order, and make the table; so do those of one a key.
+        for changes in (every, net):
+            assert _applied(change for _, change in changes) == model.rows
+        for batch in streams[1].batches:
+            keys = Counter((key, kind == "update_preimage") for _, (kind, key, _) in batch)
+            assert set(keys.values()) <= {1}
+        versions = sorted({version for version, _ in every})
+        if versions:
+            since = data.draw(st.sampled_from(versions), "since")
+            late = _Stream(follows, table, startingVersion=str(since))
+            late.close()
+            assert Counter(c for batch in late.batches for c in batch) == Counter(
+                change for change in every if change[0] >= since
+            )
+
+
+def _written(request: str, argument: Any) -> list[tuple[int, int | None]]:
+    if request == "delete":
+        return [(key, None) for key in argument]
+    if request == "transaction":
+        return [row for rows in argument for row in rows]
+    return argument if request == "upsert" else []
+
+
+def _applied(changes: Iterable[Change]) -> dict[int, int]:
+    """Return the table that the changes make; each change must fit the row before it."""
+    rows: dict[int, int] = {}
+    for kind, key, value in changes:
+        if kind in ("delete", "update_preimage"):
+            assert rows[key] == value
+            if kind == "delete":
+                del rows[key]
+        else:
+            assert (key in rows) is (kind == "update_postimage")
+            rows[key] = value
+    return rows
 
 
 def _send(client: StreamhouseClient, table: str, request: str, argument: Any) -> None:
