@@ -29,9 +29,9 @@ _SOME_ROWS: Final = (
 )
 _LOST_ERROR: Final = "SqlScriptingExecutionScope.findHandler"
 _CHANGES: Final = (
-    "CHANGES works for an attached name, not for a view, with bounds that are numbers or texts, in a"
-    " statement for spark.sql; else use streamhouse.changes(spark, 'database.table', startingVersion=...), or"
-    " load('database.table$changes')"
+    "CHANGES works for an attached name, not for a view, with bounds that are numbers or texts, in"
+    " a statement for spark.sql; else use streamhouse.changes(spark, 'database.table',"
+    " startingVersion=...), or load('database.table$changes')"
 )
 _NOTHING: Final = (
     "a Streamhouse table needs no such statement: statistics, partitions and files are the"
