@@ -34,6 +34,7 @@ from streamhouse.storage_service.live._build_messages import (
 )
 from streamhouse.storage_service.live._service_log import ServiceLog
 from streamhouse.storage_service.log.segments.segment import StoredBatch
+from streamhouse.storage_service.server.process_memory import resident_bytes
 
 if TYPE_CHECKING:
     # Loading the lake library takes a second, and most services show no live tables.
@@ -80,6 +81,11 @@ class CutBuilder:
             finally:
                 process.give_back(line)
         raise AssertionError
+
+    def memory_bytes(self) -> int:
+        """Return the resident memory of the process, 0 without a process."""
+        process = self._process
+        return 0 if process is None else resident_bytes(process.pid) or 0
 
     def look(self) -> None:
         """End a process without builds for ten minutes; called each minute."""

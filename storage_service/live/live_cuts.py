@@ -91,6 +91,11 @@ class LiveCuts:
             lambda: self._sweep.size_bytes,
         )
 
+        service.door_gauges["live_process_bytes"] = (
+            "Resident memory of the process that makes live cuts.",
+            self._builder.memory_bytes,
+        )
+
     def jobs(self) -> list[Job]:
         """Return the job for deleting old folders of live cuts."""
         return [Job(name="live_sweep", every_ms=_SWEEP_MS, look=self._look, is_eager=True)]
@@ -245,7 +250,7 @@ class LiveCuts:
         for key, cached in list(self._cached.items()):
             if cached.table.is_dropped and not cached.turn.locked():
                 del self._cached[key]
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._builder.look)
+        await asyncio.to_thread(self._builder.look)
         await self._sweep.look(now_s=self._now_s())
 
 

@@ -7,7 +7,6 @@ of two reads.
 from __future__ import annotations
 
 import itertools
-import resource
 import shutil
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from streamhouse.core.threads import thread_figures
 from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.server.process_memory import resident_bytes
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics, package_version
 
 __all__ = ["ServiceFigures", "quantile_ms"]
@@ -99,7 +99,7 @@ class ServiceFigures:
             **self._ownership(),
             "version": self._version,
             "uptime_ms": int((self._manager.runtime.monotonic_s() - self._began_s) * 1_000),
-            "memory_bytes": _memory_bytes(),
+            "memory_bytes": resident_bytes(),
             "request_memory_bytes": self._request_memory_bytes(),
             "disk_bytes": disk.bytes_used if self._disk_bytes_max else self._log_bytes,
             "disk_bytes_max": self._disk_bytes_max,
@@ -179,16 +179,6 @@ def _rates(looks: Sequence[_Look], name: str) -> list[float]:
         (getattr(later, name) - getattr(earlier, name)) / max(later.at_s - earlier.at_s, 1e-3)
         for earlier, later in itertools.pairwise(looks)
     ]
-
-
-def _memory_bytes() -> int | None:
-    """Return the resident memory of the process; None if the system does not report it."""
-    # prometheus_client's collector also counts the open files: milliseconds with many tables.
-    try:
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
-    return pages * resource.getpagesize()
 
 
 def _disk(folder: Path) -> tuple[int, int] | None:

@@ -200,6 +200,7 @@ async def test_old_folders_are_deleted_also_of_earlier_processes(tmp_path: Path)
         (place,) = world.table().sidecar(LivePlaces).uris
         assert (await _gauges(world))["live_folders"] == 2
         assert (await _gauges(world))["live_bytes"] > 100
+        assert (await _gauges(world))["live_process_bytes"] > 10 << 20
 
     async with live_world(tmp_path) as world:
         assert world.table().sidecar(LivePlaces).uris == {place}
