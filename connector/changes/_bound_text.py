@@ -107,17 +107,20 @@ def _literal(value: Any, name: str) -> str:
             return "NULL"
         case bool():
             return str(value).upper()
+        # The parentheses keep a sign behind `-` from beginning a comment. A member of an Enum is
+        # its value, as for Spark.
         case int():
-            return f"({value})"
+            return f"({int.__repr__(value)})"
         case float() if not math.isfinite(value):
-            return f"CAST('{value}' AS DOUBLE)"
+            return f"CAST('{float.__repr__(value)}' AS DOUBLE)"
         case float():
-            return f"({value!r}D)"
+            return f"({float.__repr__(value)}D)"
         case Decimal():
             return f"({value:f}BD)"
         case str():
             plain = not set(value) & set("'\\$\n")
-            return f"'{value}'" if plain else f"CAST(X'{value.encode().hex()}' AS STRING)"
+            value_text = str.__str__(value)
+            return f"'{value_text}'" if plain else f"CAST(X'{value_text.encode().hex()}' AS STRING)"
         case bytes() | bytearray():
             return f"X'{value.hex()}'"
         case datetime():

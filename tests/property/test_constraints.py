@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from streamhouse.core.errors import CheckFailedError, InvalidPredicateError
-from streamhouse.core.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
+from streamhouse.core.model.changelog import OPERATION_DELETE, OPERATION_NONE, OPERATION_UPSERT
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.model.values.checks import CheckText
@@ -134,7 +134,9 @@ def test_rows_are_divided_as_the_model_says(
     count = len(row_values)
     codes = data.draw(
         st.lists(
-            st.sampled_from([OPERATION_UPSERT, OPERATION_DELETE]), min_size=count, max_size=count
+            st.sampled_from([OPERATION_UPSERT, OPERATION_DELETE, OPERATION_NONE]),
+            min_size=count,
+            max_size=count,
         )
     )
     operations = np.array(codes, dtype=np.int8)
@@ -146,11 +148,11 @@ def test_rows_are_divided_as_the_model_says(
         checks=checks,
     )
 
-    deletes = operations == OPERATION_DELETE
+    others = operations != OPERATION_UPSERT
     broken = {
         at: texts[[evaluate(tree, row) is False for tree in trees].index(True)].name
         for at, row in enumerate(row_values)
-        if not deletes[at] and any(evaluate(tree, row) is False for tree in trees)
+        if not others[at] and any(evaluate(tree, row) is False for tree in trees)
     }
     assert {at: misfit.constraint for at, misfit in divided.misfits.items()} == broken
     kept = [at for at in range(count) if at not in broken]

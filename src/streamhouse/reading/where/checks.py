@@ -26,7 +26,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.extras import require
 from streamhouse.core.model.casts.written_rows import in_current_version
-from streamhouse.core.model.changelog import OPERATION_DELETE, operations_of
+from streamhouse.core.model.changelog import OPERATION_UPSERT, operations_of
 from streamhouse.core.model.identity import Same
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
@@ -163,8 +163,9 @@ def judged(
 ) -> CheckedRows:
     """Return checked rows with the rows that break a constraint among the misfits.
 
-    The rows are of version `schema_id`, maybe with a column of change types. Deletes stay, and so
-    do rows to be merged by aggregates, which the service judges as they are after the merge.
+    The rows are of version `schema_id`, maybe with a column of change types. Deletes and rows
+    before an update stay, and so do rows to be merged by aggregates, which the service judges as
+    they are after the merge.
     `checks` are the table's, where the parser is not installed.
     """
     checks = Checks.of_table(info) if checks is None else checks
@@ -172,13 +173,13 @@ def judged(
         return checked
     if info.descriptor.merge_rules().aggregates:
         return checked
-    rows, deletes = checked.rows, _deletes_of(checked, table=str(info.path))
+    rows, others = checked.rows, _without_effect(checked, table=str(info.path))
     if CHANGE_TYPE_COLUMN in rows.schema.names:
         rows = rows.drop_columns([CHANGE_TYPE_COLUMN])
     if schema_id != info.schema_id:
-        rows = in_current_version(info, rows, schema_id=schema_id, deletes=deletes)
+        rows = in_current_version(info, rows, schema_id=schema_id, deletes=others)
     misfits: dict[int, Misfit] = {}
-    for check, mask in checks.broken(rows, deletes=deletes):
+    for check, mask in checks.broken(rows, deletes=others):
         columns = check.predicate.columns
         column = columns[0] if len(columns) == 1 else None
         for row in np.flatnonzero(mask).tolist():
@@ -207,11 +208,12 @@ def check_failed(table: str, checked: CheckedRows) -> CheckFailedError | None:
     return error
 
 
-def _deletes_of(checked: CheckedRows, *, table: str) -> npt.NDArray[np.bool_] | None:
+def _without_effect(checked: CheckedRows, *, table: str) -> npt.NDArray[np.bool_] | None:
+    """Return which rows write no values: deletes, and the rows before an update."""
     rows, operations = checked.rows, checked.operations
     if operations is None and CHANGE_TYPE_COLUMN in rows.schema.names:
         operations = operations_of(rows.column(CHANGE_TYPE_COLUMN), table=table)
-    return None if operations is None else operations == OPERATION_DELETE
+    return None if operations is None else operations != OPERATION_UPSERT
 
 
 def _without(checked: CheckedRows, broken: dict[int, Misfit]) -> CheckedRows:

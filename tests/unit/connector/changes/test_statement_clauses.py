@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -175,6 +176,12 @@ def test_parameters_become_literals_of_their_types() -> None:
         "TRUE|(1.5D)|(1.50BD)|'it'|CAST(X'69742773' AS STRING)|X'01'|DATE '2026-01-02'"
         "|CAST('inf' AS DOUBLE)|'?'"
     )
+    # A sign behind a minus begins no comment, and a member of an Enum is its value.
+    colors = Enum("colors", {"RED": "red"}, type=str)
+    sizes = Enum("sizes", {"SMALL": -1}, type=int)
+    assert _bound(
+        "a -:d-:i-:e = :c", {"d": Decimal(-1), "i": -2, "e": sizes.SMALL, "c": colors.RED}
+    ) == ("a -(-1BD)-(-2)-(-1) = 'red'")
     moment = datetime(2026, 1, 2, 3, 4, 5, 67, UTC)
     assert _bound("{at}{{}}", at=moment) == "timestamp_micros(1767323045000067L){}"
 
