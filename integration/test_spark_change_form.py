@@ -143,8 +143,16 @@ def test_changes_write_into_a_table(world: SparkWorld, keys: str) -> None:
         " WITH (deduplicationMode = 'netChanges')"
     )
     assert world.client.read(f"default.copy_{keys}").num_rows == 1
-    spark.sql(f"INSERT INTO copy_{keys} SELECT * FROM {keys} CHANGES FROM VERSION {first}")
-    assert world.client.read(f"default.copy_{keys}").num_rows == 1 + len(_FIRST + _SECOND + _THIRD)
+    insert = f"INSERT INTO copy_{keys} SELECT * FROM {keys} CHANGES FROM VERSION {first}"
+    every = len(_FIRST + _SECOND + _THIRD)
+    spark.sql(insert)
+    assert world.client.read(f"default.copy_{keys}").num_rows == 1 + every
+    streamhouse.sql(spark, insert)
+    assert world.client.read(f"default.copy_{keys}").num_rows == 1 + 2 * every
+    explained = streamhouse.sql(spark, f"EXPLAIN SELECT * FROM {keys} CHANGES FROM VERSION 1")
+    assert "streamhouse" in explained.first()[0]
+    with pytest.raises(UnsupportedError, match="CHANGES works for an attached name"):
+        _sql_of(world)(insert.replace(f"FROM {keys}", f"FROM {world.table()}"))
 
 
 def test_what_cannot_be_read_is_refused_by_a_sentence(world: SparkWorld, keys: str) -> None:
@@ -212,12 +220,16 @@ def test_changes_are_the_source_of_a_merge(world: SparkWorld, keys: str) -> None
         " WHEN MATCHED THEN DELETE"
     )
     assert rows() == [(1, 2), (7, 7)]
+    for statement in (f"DELETE FROM {copy} WHERE", f"UPDATE {copy} SET v = 1 WHERE"):
+        bound = "timestamp_micros(1)"
+        with pytest.raises(Exception, match="bounds are numbers or texts"):
+            spark.sql(f"{statement} id IN (SELECT id FROM {keys} CHANGES FROM TIMESTAMP {bound})")
     stream = f"MERGE INTO {copy} AS t USING STREAM {keys} CHANGES{_MERGED}"
     parameter = f"MERGE INTO {copy} AS t USING {keys} CHANGES FROM VERSION :v{_MERGED}"
     several = f"MERGE INTO {copy} AS t USING {keys} CHANGES FROM VERSION {first}{_MERGED}"
     for refused, sentence in (
         (stream, "leave out STREAM"),
-        (parameter, "bounds that are numbers or texts"),
+        (parameter, "bounds are numbers or texts"),
         (several, "id"),
     ):
         with pytest.raises(Exception, match=sentence):

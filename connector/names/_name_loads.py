@@ -59,6 +59,7 @@ _AFTER_RELATION: Final = re.compile(
 _RELATION_FOLLOWS: Final = ("FROM", "JOIN", "USING", ",", "(")
 _KEPT: Final = ("FUNCTION", "VIEW")
 """Definitions that keep a text with a query."""
+_EXPRESSION_BEGINS: Final = (":", "?", "(", "{", "-", "+")
 _FIELD: Final = "streamhouse_changes_"
 
 Load = Callable[["ChangesUse"], Any]
@@ -67,7 +68,10 @@ Load = Callable[["ChangesUse"], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangesUse:
-    """Characters [start, end) of a relation with changes, without its alias."""
+    """Characters [start, end) of a relation with changes, without its alias.
+
+    Without `is_literal` a bound is an expression, and the options and the end are not known.
+    """
 
     start: int
     end: int
@@ -75,6 +79,7 @@ class ChangesUse:
     options: Mapping[str, str]
     is_stream: bool
     has_alias: bool
+    is_literal: bool = True
 
 
 def load_of_name(spark: Any, name: str, options: Mapping[str, Any]) -> Any:
@@ -119,8 +124,8 @@ def with_changes(spark: Any, text: str, *, is_template: bool = False) -> tuple[s
 def replace_changes(text: str, load: Load, *, prefix: str = _FIELD) -> tuple[str, dict[str, Any]]:
     """Return the text with a name in place of each use that `load` has a DataFrame for.
 
-    A name is the prefix and a number. Raise `UnsupportedError` for a view or a function: its text
-    would outlive the DataFrame.
+    A name is the prefix and a number. Raise `UnsupportedError` for a bound that is an expression,
+    and for a view or a function: its text would outlive the DataFrame.
     """
     frames: dict[str, Any] = {}
     pieces, end = [], 0
@@ -129,6 +134,12 @@ def replace_changes(text: str, load: Load, *, prefix: str = _FIELD) -> tuple[str
         if frame is None:
             continue
         _refuse_kept(text, use)
+        if not use.is_literal:
+            raise UnsupportedError(
+                f"CHANGES of '{'.'.join(use.name)}': bounds are numbers or texts, as in FROM"
+                " VERSION 7, or TIMESTAMP '2026-11-21 10:00:00'; for a parameter or an expression"
+                " use streamhouse.changes(spark, 'database.table', startingVersion=...)"
+            )
         field = f"{prefix}{len(frames)}"
         frames[field] = frame
         alias = "" if use.has_alias else f" AS {quoted(use.name[-1])}"
@@ -198,8 +209,8 @@ def _uses(text: str) -> Iterator[ChangesUse]:
         before = _word(tokens, start - 1 - is_stream)
         if _word(tokens, end) != "CHANGES" or before not in _RELATION_FOLLOWS:
             continue
-        options, at = _clause(tokens, end + 1)
-        if not options and not is_stream:
+        options, at, is_literal = _clause(tokens, end + 1)
+        if is_literal and not options and not is_stream:
             # Without FROM it is an alias of the table.
             continue
         if _word(tokens, at) == "WITH" and _word(tokens, at + 1) == "(":
@@ -216,11 +227,15 @@ def _uses(text: str) -> Iterator[ChangesUse]:
             options=options,
             is_stream=is_stream,
             has_alias=is_name and not _AFTER_RELATION.fullmatch(word),
+            is_literal=is_literal,
         )
 
 
-def _clause(tokens: Sequence[Token], at: int) -> tuple[dict[str, str], int]:
-    """Return the bounds at a position as options, and the position behind them."""
+def _clause(tokens: Sequence[Token], at: int) -> tuple[dict[str, str], int, bool]:
+    """Return the bounds at a position as options, and the position behind them.
+
+    The last value is False if a bound is an expression.
+    """
     options: dict[str, str] = {}
     for word, side in _SIDES.items():
         kind = _BOUNDS.get(_word(tokens, at + 1))
@@ -231,15 +246,16 @@ def _clause(tokens: Sequence[Token], at: int) -> tuple[dict[str, str], int]:
             at += 1
         is_value = at < len(tokens) and (tokens[at].is_string or tokens[at].text.isdigit())
         if not is_value:
-            # Spark refuses it, with our advice.
-            return {}, at
+            # Else it is a table of this name, as in SELECT a, b changes FROM version.
+            is_call = _word(tokens, at + 1) == "(" and _word(tokens, at).isidentifier()
+            return {}, at, not (is_call or _word(tokens, at) in _EXPRESSION_BEGINS)
         options[f"{side}{kind}".lower()] = unquoted(tokens[at])
         at += 1
         if _word(tokens, at) in ("INCLUSIVE", "EXCLUSIVE"):
             is_inclusive = _word(tokens, at) == "INCLUSIVE"
             options[f"{side}boundinclusive"] = str(is_inclusive).lower()
             at += 1
-    return options, at
+    return options, at, True
 
 
 def _word(tokens: Sequence[Token], at: int) -> str:

@@ -80,15 +80,32 @@ def test_a_text_that_outlives_the_changes_is_refused(definition: str) -> None:
     [
         "SELECT changes FROM t",
         "SELECT a changes FROM version",
+        "SELECT b, a changes FROM version v",
+        "SELECT b, a changes FROM version WHERE b > 1",
         "SELECT * FROM t changes",
         "SELECT * FROM t AS changes JOIN u",
         "SELECT 'FROM t CHANGES FROM VERSION 1' FROM t",
         "SELECT * FROM t -- CHANGES FROM VERSION 1",
-        "SELECT * FROM t CHANGES FROM TIMESTAMP current_timestamp()",
     ],
 )
 def test_other_text_stays(text: str) -> None:
     assert _replaced(text) == (text, [])
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        "FROM TIMESTAMP current_timestamp()",
+        "FROM VERSION :v",
+        "FROM VERSION {v}",
+        "FROM VERSION 1 TO VERSION (2) c",
+    ],
+)
+def test_a_bound_that_is_an_expression_is_refused(bounds: str) -> None:
+    with pytest.raises(UnsupportedError, match="bounds are numbers or texts, as in"):
+        _replaced(f"SELECT * FROM t CHANGES {bounds}")
+    # Tables of others are Spark's.
+    assert replace_changes(f"SELECT * FROM t CHANGES {bounds}", lambda _: None)[1] == {}
 
 
 def test_the_source_of_a_merge_is_a_relation() -> None:
