@@ -218,7 +218,13 @@ class OpenTable(abc.ABC):
 
     def state(self) -> TableState:
         """Return the table, its positions and its lake snapshot: one consistent cut."""
-        return TableState(table=self.info, positions=self.positions(), lake=self.lake)
+        truncated_at_us = self.truncated_at_us if any(self.truncated_offsets.values()) else 0
+        return TableState(
+            table=self.info,
+            positions=self.positions(),
+            lake=self.lake,
+            truncated_at_us=truncated_at_us,
+        )
 
     def next_spread_bucket(self, count: int) -> int:
         """Return the first bucket for spreading `count` parts, round robin."""

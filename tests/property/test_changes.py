@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 
 from streamhouse.api.client import StreamhouseClient
 from streamhouse.client import StorageClient
+from streamhouse.core.errors import OffsetOutOfRangeError
 from streamhouse.reading.follow.table_follower import TableFollower
 from streamhouse.reading.options.options import STREAM, read_options, shape_options
 from streamhouse.reading.plan.row_form import shape_columns
 from streamhouse.reading.scan.split_reader import read_split
 from tests.support.examples import examples
+from tests.support.expired_log import EXPIRING, expire_log
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -305,3 +307,76 @@ def _net(changes: list[Change]) -> Iterator[Change]:
             yield ("update_preimage" if exists else "delete", key, of_key[0][2])
         if exists:
             yield ("update_postimage" if existed else "insert", key, of_key[-1][2])
+
+
+def test_changes_that_an_overwrite_of_a_log_table_took_are_refused(
+    service: ServiceProcess,
+) -> None:
+    table = f"d.t{next(_NUMBERS)}"
+    with StreamhouseClient(service.endpoint) as client, StorageClient(service.endpoint) as follows:
+        client.create_table(table, _SCHEMA)
+        client.append(table, _rows([(1, 1)]))
+        client.append(table, _rows([(2, 2)]))
+        first, second = sorted(client.read(f"{table}$changes")["_commit_version"].to_pylist())
+        with client.begin_transaction(table, operation="overwrite") as transaction:
+            transaction.commit([transaction.stage(_rows([(3, 3)]))])
+        since = {"startingOffsets": "earliest"}
+        rows = client.read(f"{table}$changes", **since).to_pylist()
+        assert [(row["_change_type"], row["id"]) for row in rows] == [("insert", 3)]
+        overwritten = rows[0]["_commit_version"]
+
+        bounds: list[dict[str, Any]] = [
+            {},
+            {"startingVersion": first, "endingVersion": second},
+            {"endingVersion": second, "deduplicationMode": "netChanges"},
+            {"startingVersion": second + 1},
+            {"startingVersion": overwritten},
+        ]
+        for options in bounds:
+            with pytest.raises(OffsetOutOfRangeError, match="was overwritten at version"):
+                client.read(f"{table}$changes", **options)
+            with pytest.raises(OffsetOutOfRangeError, match="was overwritten at version"):
+                client.count(f"{table}$changes", **options)
+            if "endingVersion" not in options:
+                with pytest.raises(OffsetOutOfRangeError, match="was overwritten at version"):
+                    _Stream(follows, table, **{key: str(v) for key, v in options.items()})
+        client.append(table, _rows([(4, 4)]))
+        later = client.read(f"{table}$changes", startingVersion=overwritten + 1)
+        assert later["id"].to_pylist() == [4]
+
+
+def test_a_read_without_a_start_of_changes_that_left_the_log_is_refused(tmp_path: Path) -> None:
+    with (
+        ServiceProcess(tmp_path, "--retention-interval-ms", "20") as service,
+        StreamhouseClient(service.endpoint) as client,
+        StorageClient(service.endpoint) as follows,
+    ):
+        client.create_table("d.t", _SCHEMA, primary_key=["id"], properties=EXPIRING)
+        for value in (1, 2):
+            client.upsert("d.t", _rows([(key, value) for key in range(20_000)]))
+        tier_once(client, "d.t")
+        expire_log(client, "d.t")
+        client.upsert("d.t", _rows([(1, 3)]))
+        bounds: list[dict[str, Any]] = [
+            {}, {"endingVersion": 1}, {"deduplicationMode": "netChanges"}
+        ]  # fmt: skip
+        for options in bounds:
+            with pytest.raises(OffsetOutOfRangeError, match=r"table\.datalake\.changelog"):
+                client.read("d.t$changes", **options)
+        with pytest.raises(OffsetOutOfRangeError, match=r"table\.datalake\.changelog"):
+            _Stream(follows, "d.t")
+        assert client.read("d.t$changes", startingOffsets="earliest").num_rows == 2
+
+
+def test_a_stream_since_a_version_in_the_future_leaves_out_earlier_commits(
+    service: ServiceProcess,
+) -> None:
+    table = f"d.t{next(_NUMBERS)}"
+    with StreamhouseClient(service.endpoint) as client, StorageClient(service.endpoint) as follows:
+        client.create_table(table, _SCHEMA, primary_key=["id"])
+        client.upsert(table, _rows([(1, 1)]))
+        (version,) = client.read(f"{table}$changes")["_commit_version"].to_pylist()
+        stream = _Stream(follows, table, startingVersion=str(version + 3_600_000_000))
+        client.upsert(table, _rows([(2, 2)]))
+        stream.close()
+        assert [change for batch in stream.batches for change in batch] == []

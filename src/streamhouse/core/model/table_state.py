@@ -42,12 +42,14 @@ class TableState:
 
     `positions` has every bucket; `lake` is the lake snapshot of the tiered offsets. With
     `may_lose_rows` the service may lose rows of this cut and give their offsets to new rows.
+    `truncated_at_us` is the time of the last overwrite of a log table, 0 without one.
     """
 
     table: TableInfo
     positions: Mapping[int, BucketPositions]
     lake: LakeState
     may_lose_rows: bool = False
+    truncated_at_us: int = 0
 
     def in_version(self, schema_id: int) -> TableState:
         """Return the same cut with the table in this version of its schema."""
@@ -112,6 +114,7 @@ class TableState:
             "positions": {str(b): p.to_json() for b, p in sorted(self.positions.items())},
             "lake": self.lake.to_json(),
             **({"may_lose_rows": True} if self.may_lose_rows else {}),
+            **({"truncated_at_us": self.truncated_at_us} if self.truncated_at_us else {}),
         }
 
     @classmethod
@@ -126,6 +129,7 @@ class TableState:
             },
             lake=LakeState.from_json(value["lake"]),
             may_lose_rows=bool(value.get("may_lose_rows", False)),
+            truncated_at_us=int(value.get("truncated_at_us", 0)),
         )
 
 

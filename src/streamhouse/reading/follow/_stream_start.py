@@ -19,7 +19,12 @@ from streamhouse.core.threads import NamedThread
 from streamhouse.reading.follow.stream_position import Bootstrap, StreamPosition
 from streamhouse.reading.options.connection import LOG
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan._lake_or_log import check_table_id, readable, resolve_starts
+from streamhouse.reading.plan._lake_or_log import (
+    check_table_id,
+    readable,
+    refuse_lost_changes,
+    resolve_starts,
+)
 
 __all__ = ["SnapshotPin", "start_of_stream"]
 
@@ -37,12 +42,17 @@ def start_of_stream(
 ) -> StreamPosition:
     """Return the first position of a stream; what it bootstraps from is pinned."""
     name, table_id = options.connection.name, state.table.table_id
+    is_bootstrap = (
+        state.table.is_primary_key_table
+        and not name.part
+        and options.starting.kind == "full"
+        and options.from_timestamp_us is None
+    )
+    if not is_bootstrap:
+        refuse_lost_changes(client, state, options)
     if options.from_timestamp_us is not None:
         offsets = _offsets_since(client, state, options, options.from_timestamp_us)
         return StreamPosition(table_id=table_id, offsets=offsets)
-    is_bootstrap = (
-        state.table.is_primary_key_table and not name.part and options.starting.kind == "full"
-    )
     if is_bootstrap and state.lake.snapshot_id is not None:
         return _bootstrap(client, state, pin)
     check_table_id(state.table, options)

@@ -43,6 +43,7 @@ __all__ = [
     "readable",
     "refuse_diverged",
     "refuse_loss",
+    "refuse_lost_changes",
     "requested_ranges",
     "resolve_starts",
 ]
@@ -92,8 +93,7 @@ def ranges_by_tier(client: StorageClient, state: TableState, options: ReadOption
     tiers = cut_by_tier(ranges, buckets)
     refuse_loss(tiers.lost, buckets, table=table, fail_on_data_loss=options.fail_on_data_loss)
     from_us, to_us = options.from_timestamp_us, options.to_timestamp_us
-    if from_us is not None and options.fail_on_data_loss:
-        _refuse_lost_changes(client, state, options, from_us)
+    refuse_lost_changes(client, state, options)
     if not tiers.log or (from_us is None and to_us is None):
         return tiers
     # The scan keeps the rows of the time. Here the log is only read where it has any.
@@ -109,21 +109,35 @@ def ranges_by_tier(client: StorageClient, state: TableState, options: ReadOption
     return replace(tiers, log=narrowed(tiers.log, starts=since(from_us), ends=since(to_us)))
 
 
-def _refuse_lost_changes(
-    client: StorageClient, state: TableState, options: ReadOptions, from_us: int
-) -> None:
+def refuse_lost_changes(client: StorageClient, state: TableState, options: ReadOptions) -> None:
     """Raise `OffsetOutOfRangeError` if changes of a time or later are in neither log nor lake.
 
-    Only a full history keeps changes that have left the log. Rows of a log table which are gone
-    from both tiers are no rows of the table any more.
+    Changes in Spark's form without a start begin at the first change of the table. Only a full
+    history keeps changes by key that have left the log, and an overwrite of a log table leaves
+    neither the overwritten rows nor their deletes. In any other form, rows of a log table which
+    are gone from both tiers are no rows of the table any more.
     """
+    is_spark_form = options.change_options is not None
+    from_us = options.from_timestamp_us
     if (
-        state.table.is_primary_key_table
-        and state.lake.changelog is None
-        and options.connection.name.part != LOG
-        and options.starting.kind in ("full", "timestamp")
+        not options.fail_on_data_loss
+        or options.starting.kind not in ("full", "timestamp")
+        or options.connection.name.part == LOG
+        or (from_us is None and not is_spark_form)
     ):
-        table = state.table
+        return
+    table, from_us = state.table, from_us or 0
+    if is_spark_form and state.truncated_at_us and from_us <= state.truncated_at_us:
+        raise OffsetOutOfRangeError(
+            f"table '{table.path}' was overwritten at version {state.truncated_at_us}, and a table"
+            " without a primary key keeps no changes from before, nor the deletes of its old rows;"
+            " begin at a later version, or with startingOffsets=earliest for the rows since"
+        )
+    is_kept_in_lake = state.lake.snapshot_id is not None
+    if table.is_primary_key_table:
+        is_kept_in_lake = state.lake.changelog is not None
+    is_cut = any(at.log_start_offset for at in state.positions.values())
+    if is_cut and not is_kept_in_lake and (table.is_primary_key_table or is_spark_form):
         client.offsets_for_timestamp(str(table.path), from_us, table_id=table.table_id)
 
 

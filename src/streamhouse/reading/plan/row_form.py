@@ -190,6 +190,9 @@ def stream_request(
     rows = row_request(table, options, output)
     form = stream_form(table, options, output)
     _check_columns(rows, form, options.connection.name)
+    if options.change_options is not None:
+        # A version in the future is no offset yet: rows that arrive until then are left out.
+        rows = replace(rows, from_timestamp_us=options.from_timestamp_us)
     return replace(rows, change_types=UPSERTS) if form is RowForm.UPSERTS else rows
 
 
