@@ -16,6 +16,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,14 +84,15 @@ else:
     class ReadLimit:
         """The size of a micro-batch."""
 
+    @dataclass(frozen=True)
     class ReadAllAvailable(ReadLimit):
         """A micro-batch of all rows."""
 
+    @dataclass(frozen=True)
     class ReadMaxRows(ReadLimit):
         """A micro-batch of at most so many rows."""
 
-        def __init__(self, max_rows: int) -> None:
-            self.max_rows = max_rows
+        max_rows: int
 
     class SupportsTriggerAvailableNow:
         """A reader that ends at the newest row of the query's start."""

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import streamhouse
+from streamhouse.connector._spark_versions import has_arrow_functions
 
 SOURCE = "default.deployed"
 LOOKED_UP = "default.looked_up"
@@ -34,9 +35,12 @@ def main(target: str, checkpoint: str) -> None:
     frame = spark.read.format("streamhouse").load(SOURCE)
     sys.stdout.write(f"read {frame.count()}\n")
     numbers = spark.range(200)
-    streamhouse.register_lookup(spark, LOOKED_UP, "looked_up", columns=["name"])
     looked_up = streamhouse.lookup_join(numbers, LOOKED_UP, "id", columns=["name"], how="inner")
-    by_name = looked_up.selectExpr("name = looked_up(id).name AS same").where("same").count()
+    name = "concat('n', id)"
+    if has_arrow_functions():
+        streamhouse.register_lookup(spark, LOOKED_UP, "looked_up", columns=["name"])
+        name = "looked_up(id).name"
+    by_name = looked_up.where(f"name = {name}").count()
     sys.stdout.write(f"looked up {looked_up.count()} {by_name}\n")
     sys.stdout.write(f"executors {_executors(spark, remote is not None)}\n")
 

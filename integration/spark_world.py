@@ -163,6 +163,8 @@ def spark_session(master: str = "local[2]") -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", warehouse)
         .config("spark.driver.memory", "1g")
+        # PySpark 4.0 has scripts, but not as its default.
+        .config("spark.sql.scripting.enabled", "true")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 import streamhouse
 from integration.spark_world import SentRows, SparkWorld, last_line
 from integration.spark_world import world as world
+from streamhouse.connector._spark_versions import has_arrow_functions
 from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
@@ -207,6 +208,10 @@ def test_a_stream_sees_what_was_written_before_its_micro_batch(
 
 def test_sql_gets_a_function(tables: SparkWorld) -> None:
     spark, endpoint = tables.spark, tables.endpoint
+    if not has_arrow_functions():
+        with pytest.raises(UnsupportedError, match=r"^register_lookup needs PySpark 4\.1 or later"):
+            streamhouse.register_lookup(spark, "dim.users", "lookup_user", endpoint=endpoint)
+        return
     streamhouse.register_lookup(spark, "dim.users", "lookup_user", endpoint=endpoint)
     streamhouse.register_lookup(
         spark, "dim.places", "lookup_place", columns=["name"], endpoint=endpoint

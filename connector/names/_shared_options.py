@@ -42,6 +42,7 @@ _COMMANDS: Final = re.compile(
 _SCRIPTS: Final = re.compile(r"\s*(?:BEGIN|EXECUTE)\b", re.IGNORECASE)
 _VIEW: Final = "View ("
 """The mark of a view in Spark's text of a plan."""
+_RELATIONS: Final = ("DataSourceV2Relation", "StreamingRelationV2")
 _READ_OPTIONS: Final = {option.key.lower() for option in OPTIONS}
 _SECRETS: Final = ("token",)
 
@@ -56,12 +57,14 @@ def check_statement(spark: Any, text: str) -> None:
         if is_defined_in(use.name, text) or attached(spark, use.name) is None:
             check_view_options(spark, use.name, use.options, is_query=is_defined_in(use.name, text))
     is_script = _SCRIPTS.match(text) is not None
-    if has_jvm(spark) and SHOWS_OPTIONS_OF_USES and not is_script:
-        if not _COMMANDS.match(text) or not has_attached(spark):
-            return
-        plan = _analyzed(spark, text)
-        if plan is not None:
-            _check_shared(spark, plan)
+    if has_jvm(spark) and not is_script:
+        is_checked = True
+        if _COMMANDS.match(text) and has_attached(spark):
+            plan = _analyzed(spark, text)
+            is_checked = plan is not None
+            if is_checked:
+                _check_shared(spark, plan, uses)
+        if is_checked and SHOWS_OPTIONS_OF_USES:
             return
     _check_text(spark, text, uses)
     is_view = re.search(r"\bVIEW\b", text, re.IGNORECASE) is not None
@@ -78,8 +81,9 @@ def check_plan(spark: Any, frame: Any, *, text: str = "", has_options: bool = Fa
     if not has_jvm(spark) or not has_attached(spark):
         return
     plan = frame._jdf.queryExecution().analyzed()
-    if has_options or any(uses_with_options(text)) or _VIEW in plan.toString():
-        _check_shared(spark, plan)
+    uses = list(uses_with_options(text))
+    if has_options or uses or _VIEW in plan.toString():
+        _check_shared(spark, plan, uses)
 
 
 def check_view_options(
@@ -119,7 +123,9 @@ def _analyzed(spark: Any, text: str) -> Any:
         return None
 
 
-def _check_shared(spark: Any, plan: Any) -> None:
+def _check_shared(spark: Any, plan: Any, uses: Sequence[Use]) -> None:
+    if not SHOWS_OPTIONS_OF_USES and _VIEW in plan.toString():
+        _check_views(spark, plan, uses)
     first: dict[int, dict[str, str]] = {}
     for leaf, kind in _leaves(plan):
         identifier = leaf.identifier()
@@ -129,8 +135,7 @@ def _check_shared(spark: Any, plan: Any) -> None:
         name = str(identifier.get().toString())
         table = spark._jvm.System.identityHashCode(leaf.table())
         is_batch = kind == "DataSourceV2Relation"
-        options = dict((leaf.options() if is_batch else leaf.extraOptions()).asCaseSensitiveMap())
-        options = {str(key).lower(): str(text) for key, text in options.items()}
+        options = _options_in_plan(leaf, kind)
         is_shared = options != first.setdefault(table, options)
         if (
             not (is_shared or options)
@@ -146,6 +151,43 @@ def _check_shared(spark: Any, plan: Any) -> None:
             )
 
 
+def _check_views(spark: Any, plan: Any, uses: Sequence[Use]) -> None:
+    """Refuse options where views share a source with others: such a plan hides who has which."""
+    names = ((attached(spark, use.name), use.options) for use in uses)
+    options_of = {name.sql_name: options for name, options in names if name is not None}
+    places: dict[int, set[str]] = {}
+    with_options: dict[int, tuple[AttachedName, Mapping[str, str]]] = {}
+    for leaf, kind, view in _placed_leaves(plan):
+        identifier = leaf.identifier()
+        parts = identifier.get().toString().split(".") if identifier.isDefined() else ()
+        name = attached(spark, tuple(parts)) if parts else None
+        if name is not None:
+            table = spark._jvm.System.identityHashCode(leaf.table())
+            places.setdefault(table, set()).add(view)
+            options = options_of.get(name.sql_name) or _options_in_plan(leaf, kind)
+            if options:
+                with_options[table] = name, options
+    for table, (name, options) in with_options.items():
+        if len(places[table]) > 1:
+            raise _differing(name, options, {})
+
+
+def _placed_leaves(plan: Any, view: str = "") -> Iterator[tuple[Any, str, str]]:
+    """Yield the relations that may be Python sources with their kind and their outermost view."""
+    kind = plan.getClass().getSimpleName()
+    if kind in _RELATIONS:
+        yield plan, kind, view
+    elif kind == "View" and not view:
+        view = plan.desc().qualifiedName()
+    for each in (*_elements(plan.children()), *_elements(plan.innerChildren())):
+        yield from _placed_leaves(each, view)
+
+
+def _options_in_plan(leaf: Any, kind: str) -> dict[str, str]:
+    options = leaf.options() if kind == "DataSourceV2Relation" else leaf.extraOptions()
+    return {str(key).lower(): str(text) for key, text in dict(options.asCaseSensitiveMap()).items()}
+
+
 def _leaves(plan: Any) -> Iterator[tuple[Any, str]]:
     """Yield the relations of a plan that may be Python sources, also in subqueries."""
     # A command that stores the result of a query has the query inside.
@@ -154,7 +196,7 @@ def _leaves(plan: Any) -> Iterator[tuple[Any, str]]:
     for each in plans:
         for leaf in _elements(each.collectLeaves()):
             kind = leaf.getClass().getSimpleName()
-            if kind in ("DataSourceV2Relation", "StreamingRelationV2"):
+            if kind in _RELATIONS:
                 yield leaf, kind
 
 
