@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import streamhouse
@@ -48,8 +50,12 @@ def _rows(world: SparkWorld, path: str) -> dict[int, Row]:
     return {row["id"]: tuple(row.values()) for row in world.client.read(path).to_pylist()}
 
 
+def _sql_frame(world: SparkWorld, text: str, **arguments: Any) -> DataFrame:
+    return streamhouse.sql(world.spark, text, endpoint=world.endpoint, **arguments)
+
+
 def _sql(world: SparkWorld, text: str, **arguments: Any) -> dict[str, int]:
-    rows = streamhouse.sql(world.spark, text, endpoint=world.endpoint, **arguments).collect()
+    rows = _sql_frame(world, text, **arguments).collect()
     return rows[0].asDict() if rows else {}
 
 
@@ -408,6 +414,10 @@ def test_explain_says_what_is_read_and_written_and_executes_nothing(
         "FORMATTED UPDATE acc SET v = 1 WHERE id IN (1, 2)"
     )
     assert "reads nothing" in explained("TRUNCATE TABLE acc")
+    lookup = "looked up at the service; the keys of the rows to insert, looked up at the service\n"
+    inserts = "MERGE INTO acc USING pay ON acc.id = pay.id WHEN NOT MATCHED THEN INSERT (id) VALUES"
+    assert lookup in explained(f"{inserts} (pay.id + 1)")
+    assert lookup not in explained(f"{inserts} (pay.id)")
     assert _rows(world, acc) == before
 
 
@@ -515,6 +525,61 @@ def test_a_source_may_be_a_table_of_the_service_or_the_table_itself(
         " WHEN MATCHED THEN UPDATE SET acc.v = s.v WHEN NOT MATCHED BY SOURCE THEN DELETE"
     )
     assert _rows(world, acc) == {4: (4, 41, "n4"), 30: (30, 3, "p")}
+
+
+@pytest.mark.parametrize("is_name", [True, False])
+def test_subqueries_read_tables_of_the_service(
+    world: SparkWorld, acc: str, *, is_name: bool
+) -> None:
+    other = _table(world, {1: (1, 100, "o"), 3: (3, 300, "{p}")})
+    name = "acc" if is_name else acc
+    for text, count in {
+        f"DELETE FROM {name} WHERE id IN (SELECT id FROM {other} WHERE w = '{{p}}')": 1,
+        f"WITH c AS (SELECT id FROM {other}) DELETE FROM {name} WHERE id IN (SELECT id FROM c)": 1,
+        f"UPDATE {name} t SET v = (SELECT max({other}.v) FROM {other}) WHERE EXISTS"
+        f" (SELECT 1 FROM {other} o WHERE o.id + 1 = t.id)": 2,
+        # The subquery is of the rows before the change.
+        f"DELETE FROM {name} WHERE v < (SELECT avg(v) FROM {acc}) AND w <> '(SELECT 1)'": 1,
+        f"MERGE INTO {name} t USING pay s ON t.id = s.id WHEN MATCHED AND t.id IN"
+        f" (SELECT id + 1 FROM {other}) THEN UPDATE SET w = (SELECT max(w) FROM {other})"
+        f" WHEN NOT MATCHED THEN INSERT (id, v) VALUES (s.id, (SELECT min(v) FROM {other}))": 3,
+        f"EXPLAIN DELETE FROM {name} WHERE id IN (SELECT id FROM {other})": 0,
+    }.items():
+        sql = world.spark.sql if is_name else functools.partial(_sql_frame, world)
+        row = sql(text).first()
+        assert row is not None
+        assert row.asDict().get("num_affected_rows", 0) == count, text
+    assert _rows(world, acc) == {
+        1: (1, 100, None), 2: (2, 300, "{p}"), 4: (4, 300, "n4"), 9: (9, 100, None),
+    }  # fmt: skip
+    assert not [t for t in world.spark.catalog.listTables() if t.name.startswith("streamhouse_")]
+    with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        _sql(world, f"DELETE FROM {acc} WHERE id IN (SELECT id FROM default.nothing_here)")
+
+
+def test_a_name_is_the_table_that_spark_finds_under_it(world: SparkWorld, acc: str) -> None:
+    spark, before = world.spark, _rows(world, acc)
+    assert spark.sql("DELETE FROM SPARK_CATALOG.Default.`ACC` WHERE id = 4").collect() == [(1,)]
+    del before[4]
+    spark.sql("CREATE DATABASE IF NOT EXISTS elsewhere")
+    spark.sql("USE elsewhere")
+    try:
+        with pytest.raises((PySparkException, Py4JJavaError, StreamhouseError)):
+            spark.sql("DELETE FROM acc WHERE id = 1")
+        spark.sql("CREATE TABLE elsewhere.acc USING parquet AS SELECT 1L AS id")
+        with pytest.raises((PySparkException, Py4JJavaError, StreamhouseError)):
+            spark.sql("DELETE FROM acc WHERE id = 1")
+        assert spark.sql("DELETE FROM default.acc WHERE id = 1").collect() == [(1,)]
+        del before[1]
+    finally:
+        spark.sql("USE default")
+        spark.sql("DROP TABLE IF EXISTS elsewhere.acc")
+        spark.sql("DROP DATABASE elsewhere")
+    spark.sql("DROP TABLE acc")
+    spark.sql("CREATE TABLE acc USING parquet AS SELECT 1L AS id")
+    with pytest.raises((PySparkException, Py4JJavaError, StreamhouseError)):
+        spark.sql("DELETE FROM acc WHERE id = 2")
+    assert _rows(world, acc) == before
 
 
 def test_clauses_on_a_path_work_or_say_what_to_use(world: SparkWorld, acc: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -21,7 +21,9 @@ from streamhouse.connector.names._row_changes import Arguments
 from streamhouse.connector.names._table_statement import tokens_of
 from streamhouse.core.errors import InvalidRequestError, UnsupportedError
 
-__all__ = ["bound_text"]
+__all__ = ["bound_text", "temporary_views"]
+
+_ViewOf = Callable[..., str]
 
 
 @contextlib.contextmanager
@@ -30,14 +32,27 @@ def bound_text(text: str, arguments: Arguments, load: Load = lambda _use: None) 
 
     `load` has the DataFrames of changes.
     """
-    views: dict[str, Any] = {}
-    try:
-        bound = _with_parameters(_with_values(text, arguments.values, views), arguments.args)
+    with temporary_views() as view_of:
+        bound = _with_parameters(_with_values(text, arguments.values, view_of), arguments.args)
         complete, changes = replace_changes(bound, load, prefix=f"{_new_view()}_")
         for view, frame in changes.items():
-            frame.createOrReplaceTempView(view)
-            views[view] = frame
+            view_of(frame, view)
         yield complete
+
+
+@contextlib.contextmanager
+def temporary_views() -> Iterator[_ViewOf]:
+    """Return the way from a DataFrame to the name of a view; the views end with the block."""
+    views: dict[str, Any] = {}
+
+    def view_of(frame: Any, name: str | None = None) -> str:
+        name = name or _new_view()
+        frame.createOrReplaceTempView(name)
+        views[name] = frame
+        return name
+
+    try:
+        yield view_of
     finally:
         for name, frame in views.items():
             frame.sparkSession.catalog.dropTempView(name)
@@ -47,16 +62,13 @@ def _new_view() -> str:
     return f"streamhouse_{uuid.uuid4().hex}"
 
 
-def _with_values(text: str, values: Mapping[str, Any], views: dict[str, Any]) -> str:
+def _with_values(text: str, values: Mapping[str, Any], view_of: _ViewOf) -> str:
     if not values:
         return text
     texts = {}
     for name, value in values.items():
         if hasattr(value, "createOrReplaceTempView"):
-            view = _new_view()
-            value.createOrReplaceTempView(view)
-            views[view] = value
-            texts[name] = view
+            texts[name] = view_of(value)
         else:
             texts[name] = _literal(value, f"{{{name}}}")
     try:

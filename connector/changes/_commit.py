@@ -94,11 +94,13 @@ class Changes:
 class ComputedRows:
     """A frame of changes, and the rows of the table that the frame reads.
 
-    `read` is a read of the table, or the words for a lookup.
+    `read` is a read of the table, or the words for a lookup. With `looks_up_inserts` the keys of
+    rows to insert are looked up too.
     """
 
     frame: DataFrame
     read: Pushed | str
+    looks_up_inserts: bool = False
 
 
 Compute = Callable[[TableInfo], ComputedRows]

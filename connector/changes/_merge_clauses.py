@@ -230,9 +230,10 @@ def changed_rows(
         joined = _joined(merge, target, on)
         rows = _changed(merge, joined, target.schema, assignment, equalities)
         read = Pushed(str(info.path))
-    if not all(_inserts_matched_key(merge, clause, equalities, key) for clause in merge.clauses):
+    are_new = all(_inserts_matched_key(merge, clause, equalities, key) for clause in merge.clauses)
+    if not are_new:
         rows = with_existing(rows, info, connection, mark=_EXISTS)
-    return ComputedRows(_checked(rows, key, str(info.path)), read)
+    return ComputedRows(_checked(rows, key, str(info.path)), read, looks_up_inserts=not are_new)
 
 
 def _changed(

@@ -23,6 +23,7 @@ from streamhouse.connector.changes._statement_clauses import (
     merge_of,
     rows_of,
 )
+from streamhouse.connector.changes._subquery_tables import subquery_tables
 from streamhouse.connector.changes.spark_table import Table
 from streamhouse.connector.names._attached_names import run_as_spark
 from streamhouse.connector.names._name_loads import ChangesUse
@@ -90,12 +91,15 @@ def _run(
     if statement.verb == "TRUNCATE TABLE":
         check_truncation(statement)
         return table.truncate()
-    if statement.verb == "MERGE":
-        return _merge(spark, table, merge_of(statement), options).execute()
-    rows = rows_of(statement)
-    if rows.values is not None:
-        return table.update(rows.values, rows.where, target_alias=rows.alias)
-    return table.delete("true" if rows.where is None else rows.where, target_alias=rows.alias)
+    with subquery_tables(spark, applicable(options, uses=(BATCH,))) as tables:
+        if statement.verb == "MERGE":
+            text = tables.merge(merge_of(statement))
+            return _merge(spark, table, text, options).execute()
+        rows = tables.rows(rows_of(statement))
+        if rows.values is not None:
+            return table.update(rows.values, rows.where, target_alias=rows.alias)
+        where = "true" if rows.where is None else rows.where
+        return table.delete(where, target_alias=rows.alias)
 
 
 def _merge(spark: Any, table: Table, text: MergeText, options: Mapping[str, str]) -> Merge:
@@ -159,6 +163,8 @@ class _ExplainedTable(Table):
             read = f"{read}; {_extent(client, read, self._read_options())}"
         else:
             read = f"{self.path}: {read}"
+        if computed.looks_up_inserts:
+            read = f"{read}; the keys of the rows to insert, looked up at the service"
         key = ", ".join(client.describe_table(self.path).descriptor.primary_key)
         with contextlib.redirect_stdout(io.StringIO()) as shown:
             computed.frame.explain(mode=self._mode)

@@ -13,11 +13,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.connector.changes._expressions import key_equalities
-from streamhouse.connector.names._table_statement import TableStatement, Token, name_at
+from streamhouse.connector.names._table_statement import (
+    TableStatement,
+    Token,
+    name_at,
+    tokens_of,
+)
 from streamhouse.core.errors import InvalidRequestError, UnsupportedError
 from streamhouse.reading.options.quoted_names import quoted
 
-__all__ = ["MergeText", "RowText", "WhenText", "check_truncation", "merge_of", "rows_of"]
+__all__ = [
+    "MergeText",
+    "RowText",
+    "WhenText",
+    "check_truncation",
+    "merge_of",
+    "rows_of",
+    "subqueries_of",
+]
 
 MATCHED: Final = "matched"
 NOT_MATCHED: Final = "not_matched"
@@ -258,15 +271,9 @@ class _Text:
 
     def _subqueries(self, tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
         """Yield the CTEs before, and a parenthesis behind, each outermost subquery."""
-        at = 0
-        while at < len(tokens):
-            end = self._closed(tokens, at)
-            if end > at + 2 and tokens[at + 1].word in _QUERY_WORDS:
-                yield tokens[at + 1].start, tokens[at + 1].start, f"{self.statement.ctes} ("
-                yield tokens[end - 1].start, tokens[end - 1].start, ")"
-                at = end
-            else:
-                at += 1
+        for start, end in _subqueries(tokens):
+            yield start, start, f"{self.statement.ctes} ("
+            yield end, end, ")"
 
     def alias_of(self, tokens: Sequence[Token]) -> str:
         """Return the alias behind the target, or the last part of the target's name."""
@@ -297,14 +304,10 @@ class _Text:
 
     def _closed(self, tokens: Sequence[Token], at: int) -> int:
         """Return the position behind the parentheses that open at a position, if any."""
-        if at >= len(tokens) or tokens[at].text != "(":
-            return at
-        depth = 0
-        for end, token in enumerate(tokens[at:], at + 1):
-            depth += 0 if token.is_string else {"(": 1, ")": -1}.get(token.text, 0)
-            if not depth:
-                return end
-        raise self.malformed("a parenthesis has no end")
+        end = _closed(tokens, at)
+        if end is None:
+            raise self.malformed("a parenthesis has no end")
+        return end
 
     def clause(self, tokens: Sequence[Token], target_alias: str) -> WhenText:
         """Return one `WHEN ... THEN ...`."""
@@ -390,3 +393,32 @@ class _Text:
                 raise self.malformed(f"column '{column}' is named twice")
             values[column] = value
         return values
+
+
+def subqueries_of(expression: str) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each outermost subquery, without its parentheses."""
+    if "(" in expression:
+        yield from _subqueries(tokens_of(expression))
+
+
+def _subqueries(tokens: Sequence[Token]) -> Iterator[tuple[int, int]]:
+    at = 0
+    while at < len(tokens):
+        end = _closed(tokens, at) or at
+        if end > at + 2 and tokens[at + 1].word in _QUERY_WORDS:
+            yield tokens[at + 1].start, tokens[end - 1].start
+            at = end
+        else:
+            at += 1
+
+
+def _closed(tokens: Sequence[Token], at: int) -> int | None:
+    """Return the position behind the parentheses that open at a position, None without an end."""
+    if at >= len(tokens) or tokens[at].text != "(":
+        return at
+    depth = 0
+    for end, token in enumerate(tokens[at:], at + 1):
+        depth += 0 if token.is_string else {"(": 1, ")": -1}.get(token.text, 0)
+        if not depth:
+            return end
+    return None

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from streamhouse.client import StorageClient
-from streamhouse.connector.names._wrapped_methods import original_method
+from streamhouse.connector.names._wrapped_methods import has_jvm, original_method
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.reading.options.connection import (
     ConnectionOptions,
@@ -179,12 +180,36 @@ def _is_ours(spark: Any, name: AttachedName) -> bool:
 
 
 def is_attached(spark: Any, sql_name: str) -> bool:
-    """Whether Spark has the name as a table of a Python source."""
-    described = run_as_spark(spark, f"DESCRIBE TABLE EXTENDED {sql_name}").collect()
+    """Whether Spark has the name, as written, as a table of a Python source.
+
+    Raises Spark's error for a name that Spark does not have.
+    """
+    statement = f"DESCRIBE TABLE EXTENDED {sql_name}"
+    if has_jvm(spark):
+        try:
+            return _is_resolved_to_python(spark, statement)
+        except Py4JError:
+            # Spark's classes are no API: another version may lack one.
+            pass
+    described = run_as_spark(spark, statement).collect()
     details = {row.col_name: row.data_type for row in described}
     # Spark shows a provider for every table except tables of Python sources, which are catalog
     # entries without data. A view has no type.
     return "Provider" not in details and details.get("Type") in ("MANAGED", "EXTERNAL")
+
+
+def _is_resolved_to_python(spark: Any, statement: str) -> bool:
+    """Whether Spark's analyzer finds a Python source for a `DESCRIBE`, which is not executed."""
+    state = spark._jsparkSession.sessionState()
+    skip = spark._jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
+    plan = state.executePlan(state.sqlParser().parsePlan(statement), skip).analyzed()
+    # Views and tables of files have commands of their own.
+    if plan.getClass().getSimpleName() != "DescribeRelation":
+        return False
+    relation = plan.relation()
+    if relation.getClass().getSimpleName() != "ResolvedTable":
+        return False
+    return str(relation.table().getClass().getSimpleName()) == "PythonTable"
 
 
 def _quoted(sql_name: str) -> str:

@@ -20,7 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamhouse.connector.names._attached_names import AttachedName, attached, is_attached
+from streamhouse.connector.names._attached_names import (
+    AttachedName,
+    attached,
+    attached_as_written,
+)
 from streamhouse.connector.names._option_uses import named_at, pairs
 from streamhouse.connector.names._shared_options import is_name_of_view
 from streamhouse.connector.names._table_statement import (
@@ -88,11 +92,9 @@ def load_of_name(spark: Any, name: str, options: Mapping[str, Any]) -> Any:
     `options` are the reader's, in addition to the name's.
     """
     parts = name_parts(name)
-    name_of_table = attached(spark, parts)
-    if name_of_table is None:
-        return None
-    # A view of the session with the same name goes first, and cached rows stay.
-    if not is_attached(spark, ".".join(map(quoted, parts))) or spark.catalog.isCached(name):
+    name_of_table = attached_as_written(spark, parts)
+    # Cached rows stay.
+    if name_of_table is None or spark.catalog.isCached(name):
         return None
     reader_keys = {key.lower() for key in options}
     name_options = {
@@ -169,9 +171,8 @@ def changes_of_name(
     spark: Any, parts: Sequence[str], options: Mapping[str, Any], *, is_stream: bool
 ) -> Any:
     """Return the changes of an attached name, with the name's options; None for any other name."""
-    name = attached(spark, parts)
-    # A view of the session with the same name goes first.
-    if name is None or not is_attached(spark, ".".join(map(quoted, parts))):
+    name = attached_as_written(spark, parts)
+    if name is None:
         return None
     return load_changes(spark, _path(name), _options(name, options), is_stream=is_stream)
 

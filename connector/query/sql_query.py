@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from streamhouse.connector.format.registration import register
-from streamhouse.connector.names._attached_names import attached, is_attached
+from streamhouse.connector.names._attached_names import attached_as_written
 from streamhouse.connector.names._name_loads import (
     ChangesUse,
     changes_of_name,
@@ -45,7 +45,7 @@ from streamhouse.reading.options.options import (
 )
 from streamhouse.reading.options.quoted_names import quoted
 
-__all__ = ["changes_of_use", "sql"]
+__all__ = ["changes_of_use", "service_table", "sql"]
 
 
 def sql(
@@ -86,7 +86,7 @@ def sql(
         for name in read.names
         if ".".join(name) not in frames
         and names[name] is None
-        and (table := _table(spark, name, all_options)) is not None
+        and (table := service_table(spark, name, all_options)) is not None
     }
     by_name = {name: table for name, table in names.items() if table is not None}
     if by_name:
@@ -113,7 +113,7 @@ def sql(
 def _refuse_clause(spark: SparkSession, statement: str, options: Mapping[str, str]) -> None:
     """Raise `UnsupportedError` if a statement unknown to us names a table of the service."""
     for _, name, _ in named_at(tokens_of(statement)):
-        if _table(spark, name, options) is not None:
+        if service_table(spark, name, options) is not None:
             table = ".".join(name)
             raise UnsupportedError(
                 f"streamhouse.sql reads '{table}' in queries, and this statement gives the name to"
@@ -129,7 +129,7 @@ def changes_of_use(
 ) -> DataFrame | None:
     """Return the changes of an attached name, or of a table of the service."""
     frame: DataFrame | None = changes_of_name(spark, use.name, use.options, is_stream=use.is_stream)
-    if frame is None and _table(spark, use.name, options) is not None:
+    if frame is None and service_table(spark, use.name, options) is not None:
         path = f"{'.'.join(use.name)}${CHANGES}"
         frame = load_changes(spark, path, {**options, **use.options}, is_stream=use.is_stream)
     return frame
@@ -146,7 +146,7 @@ def _changed(
     all_options = check_keys(as_options(options), uses=(BATCH, WRITE))
     reads = applicable(all_options, uses=(BATCH,))
     # An attached name of two parts is a table of Spark, too.
-    if _table(spark, statement.name, reads) is not None:
+    if service_table(spark, statement.name, reads) is not None:
         frame: DataFrame = change_rows(
             spark,
             statement.text,
@@ -179,9 +179,8 @@ def _narrowed(
 
 def _attached(spark: SparkSession, name: tuple[str, ...]) -> QueryTable | None:
     """Return the table of an attached name of one or two parts."""
-    attached_name = attached(spark, name) if len(name) <= 2 else None
-    # A view of the session with the same name goes first.
-    if attached_name is None or not is_attached(spark, ".".join(map(quoted, name))):
+    attached_name = attached_as_written(spark, name) if len(name) <= 2 else None
+    if attached_name is None:
         return None
     options = {
         key: value
@@ -191,7 +190,7 @@ def _attached(spark: SparkSession, name: tuple[str, ...]) -> QueryTable | None:
     return QueryTable(spark, str(attached_name.connection.name), options)
 
 
-def _table(
+def service_table(
     spark: SparkSession, name: tuple[str, ...], options: Mapping[str, str]
 ) -> QueryTable | None:
     """Return the service's table of a name, unless Spark has a table or view of the name."""
