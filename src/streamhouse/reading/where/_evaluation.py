@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.core.model.values.calendar import DAY_US
 from streamhouse.core.model.values.zone import Zone
+from streamhouse.reading.where._row_evaluation import NotByRowError, truth_of_row
 from streamhouse.reading.where.predicate import (
     FLIPPED_OPERATOR,
     And,
@@ -84,6 +85,13 @@ def false_rows(predicate: Predicate, batch: pa.RecordBatch) -> npt.NDArray[np.bo
 
     NULL is not FALSE. The batch has the columns that `filter_batch` needs.
     """
+    if batch.num_rows == 1:
+        try:
+            is_broken = truth_of_row(predicate.root, batch) is False
+        except NotByRowError:
+            pass
+        else:
+            return np.ones(1, dtype=np.bool_) if is_broken else None
     truth = _evaluate(predicate.root, batch)
     if isinstance(truth, pa.Scalar):
         is_false = truth.as_py() is False and batch.num_rows > 0

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -32,7 +31,7 @@ from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.calendar import python_value
 from streamhouse.core.model.values.checks import CheckText, check_property
-from streamhouse.core.rows.checked_rows import CheckedRows, Misfit
+from streamhouse.core.rows.checked_rows import CheckedRows, Misfit, broken_rows
 from streamhouse.reading.where._evaluation import false_rows
 from streamhouse.reading.where.predicate import Predicate
 
@@ -41,7 +40,6 @@ __all__ = [
     "BrokenCheck",
     "Check",
     "Checks",
-    "broken_rows",
     "check_columns_stay",
     "check_failed",
     "judged",
@@ -187,11 +185,6 @@ def judged(
                 reason = f"breaks {check}: {shown_values(check, rows, row)}"
                 misfits[row] = Misfit(column, reason, check.text.name)
     return _without(checked, misfits) if misfits else checked
-
-
-def broken_rows(misfits: Iterable[Misfit]) -> Mapping[str, int]:
-    """Return how many misfits break each constraint; a row counts for the first it breaks."""
-    return Counter(m.constraint for m in misfits if m.constraint is not None)
 
 
 def check_failed(table: str, checked: CheckedRows) -> CheckFailedError | None:
