@@ -113,3 +113,28 @@ def test_a_replica_identity_that_changes_ends_the_command(world: CdcWorld) -> No
     world.wait_until_read(command)
     assert world.rows("a") == [{"id": 3, "n": "d"}]
     command.end()
+
+
+def test_a_row_that_breaks_our_constraint_ends_the_command_until_the_constraint_is_dropped(
+    world: CdcWorld,
+) -> None:
+    world.sql("CREATE TABLE held (id int PRIMARY KEY, n int)", "INSERT INTO held VALUES (1, 1)")
+    command = world.follow("--tables", "public.held")
+    world.wait_until_read(command)
+    ours = f"{world.database}.held"
+    world.client.alter_properties(ours, updates={"table.check.small": "n <= 100"})
+    world.sql("INSERT INTO held VALUES (2, 2)")
+    world.wait_until_read(command)
+
+    world.sql("INSERT INTO held VALUES (3, 101)", "INSERT INTO held VALUES (4, 4)")
+
+    for number in range(2):
+        code, said = (command if not number else world.follow("--tables", "public.held")).finish()
+        assert code == 1
+        assert "breaks constraint 'small', CHECK (n <= 100): n = 101" in said
+        assert "Traceback" not in said
+        # Nothing after the refused row is written.
+        assert [row["id"] for row in world.rows("held")] == [1, 2]
+    world.client.alter_properties(ours, removals=["table.check.small"])
+    world.wait_until_read(world.follow("--tables", "public.held"))
+    assert [row["id"] for row in world.rows("held")] == [1, 2, 3, 4]

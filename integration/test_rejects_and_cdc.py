@@ -103,6 +103,53 @@ def test_a_stream_keeps_what_does_not_fit_once(world: SparkWorld, tmp_path: Path
     assert _kept(world, path) == [None, 2, 4, 5]
 
 
+def _broken(world: SparkWorld, path: str) -> tuple[int, int]:
+    """Return the refused and the rejected rows of a table's only constraint."""
+    tables = world.client.status()["tables"]
+    (constraint,) = next(table["constraints"] for table in tables if table["table"] == path)
+    return constraint["refused_rows"], constraint["rejected_rows"]
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_a_stream_that_breaks_a_constraint_fails_until_it_rejects(
+    world: SparkWorld, tmp_path: Path, key: tuple[str, ...]
+) -> None:
+    check = {"table.check.small": "size <= 100"}
+    path = _made(world, f"held_stream_{len(key)}", primary_key=key, properties=check)
+    rows = world.spark.createDataFrame([(1, 5), (2, 101), (3, None)], "id bigint, size int")
+    rows.coalesce(1).write.json(str(tmp_path / "in"))
+    changes = world.spark.readStream.schema(rows.schema).json(str(tmp_path / "in"))
+
+    def run(**options: str) -> None:
+        query = (
+            changes.selectExpr("*", "CAST(NULL AS DATE) AS day")
+            .writeStream.format("streamhouse")
+            .options(endpoint=world.endpoint, **options)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(path)
+        )
+        query.awaitTermination()
+
+    # A restart meets the same rows.
+    for _ in range(2):
+        with pytest.raises(PySparkException, match=r"breaks constraint 'small'.*size = 101"):
+            run()
+        assert _ids(world, path) == []
+    refused, rejected = _broken(world, path)
+    assert (refused >= 2, rejected) == (True, 0)
+
+    run(**{"on.error": "reject"})
+    # As after a crash between our commit and Spark's: the micro-batch runs again.
+    for name in (tmp_path / "checkpoint" / "commits").iterdir():
+        name.unlink()
+    run(**{"on.error": "reject"})
+
+    assert _ids(world, path) == [1, 3]
+    assert _kept(world, path) == [2]
+    assert _broken(world, path) == (refused, 1)
+
+
 def test_what_contradicts_is_said_in_one_sentence(world: SparkWorld) -> None:
     path = _made(world, "contradicting", primary_key=("id",))
     for options, said in (

@@ -101,6 +101,9 @@ def test_constraints_of_statements_hold_for_writes_of_spark(world: SparkWorld) -
         "breaks constraint 'positive', CHECK (sum > 0 AND sum < 1000): sum = -7",
         "breaks constraint 'small', CHECK (sum < 5): sum = 5",
     ]
+    tables = world.client.status()["tables"]
+    (constraints,) = [entry["constraints"] for entry in tables if entry["table"] == "held.sums"]
+    assert [entry["rejected_rows"] for entry in constraints] == [1, 1]
 
     sql("ALTER TABLE held.sums DROP CONSTRAINT small")
     sql("ALTER TABLE held.sums DROP CONSTRAINT IF EXISTS small")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -412,7 +413,11 @@ def _rejected(target: WriteTarget, messages: Messages) -> StagedRejects | None:
         return None
     if len({rejected.transaction_id for rejected in rejects}) > 1:
         raise _ended_between(target)
-    return StagedRejects(rejects[0].transaction_id, [p for staged in rejects for p in staged.parts])
+    broken: Counter[str] = Counter()
+    for staged in rejects:
+        broken.update(staged.broken)
+    parts = [part for staged in rejects for part in staged.parts]
+    return StagedRejects(rejects[0].transaction_id, parts, broken)
 
 
 def _ended_between(target: WriteTarget) -> UnavailableError:

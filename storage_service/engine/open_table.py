@@ -168,6 +168,12 @@ class OpenTable(abc.ABC):
                 " registered; send the rows again"
             )
 
+    def count_rejected(self, rows: Mapping[str, int]) -> None:
+        """Count rejected rows by constraint; a constraint dropped since has no count."""
+        for text in self.info.descriptor.checks:
+            if count := rows.get(text.name, 0):
+                self.broken_rows[text.name, "rejected"] += count
+
     def tablet(self, bucket: int) -> LogTablet:
         """Return the log of `bucket`; raises `BucketNotFoundError` with the valid buckets."""
         if not 0 <= bucket < len(self.tablets):

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.client import StorageClient
+from streamhouse.core.errors import CheckFailedError
 from streamhouse.storage_service.ownership.roles.ending import (
     FENCED_EXIT_CODE,
     NOT_STORED_EXIT_CODE,
@@ -120,6 +121,35 @@ def test_a_standby_has_every_acknowledged_row_after_the_owners_machine_is_lost(
             client.upsert("keyed", _rows(5, 6, "after"))
             assert _ids(client) == list(range(110))
             assert _names(client, range(5, 6)) == {5: "after"}
+
+
+def test_a_standby_judges_by_the_constraints_of_the_lost_owner(
+    tmp_path: Path, start: Start
+) -> None:
+    check = {"table.check.short": "name LIKE 'n%'"}
+    bad = _rows(50, 51, "bad")
+    with start("one") as owner, start("two", "--standby") as standby:
+        with StorageClient(owner.endpoint) as client:
+            client.create_table("events", SCHEMA, properties=check)
+            client.create_table("keyed", SCHEMA, primary_key=["id"])
+            client.upsert("keyed", bad)
+            existing = {"table.check.short.existing": "not enforced"}
+            client.alter_properties("keyed", updates=check | existing)
+            open_transaction = client.begin_transaction("events", operation="append")
+            part = open_transaction.stage(_rows(10, 20))
+            client.append("events", _rows(0, 10))
+        owner.kill()
+        shutil.rmtree(tmp_path / "one")
+
+        standby.wait_ready()
+
+        with StorageClient(standby.endpoint) as client:
+            for write, path in ((client.append, "events"), (client.upsert, "keyed")):
+                with pytest.raises(CheckFailedError, match="breaks constraint 'short'"):
+                    write(path, pa.concat_tables([_rows(30, 31), bad]))
+            client.open_transaction("events", open_transaction.transaction_id).commit([part])
+            assert _ids(client) == list(range(20))
+            assert _names(client, range(100)) == {50: "bad"}
 
 
 def _wait_until_journalled(owner: ServiceProcess) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from streamhouse.core.model.lake.coverage import CoveredOffsets
 from streamhouse.core.model.transaction import Isolation, TransactionOperation
+from streamhouse.core.model.values.checks import CHECKS_MAX
 
 __all__ = [
     "AdoptTable",
@@ -320,11 +321,21 @@ _Parts = Annotated[
 ]
 
 
+_BrokenRows = Annotated[
+    dict[Annotated[str, Field(max_length=128)], Annotated[int, Field(ge=0, lt=1 << 63)]],
+    Field(max_length=CHECKS_MAX),
+]
+
+
 class LinkedParts(_RequestBody):
-    """Parts of a transaction on the table of rejected rows, committed together or not at all."""
+    """Parts of a transaction on the table of rejected rows, committed together or not at all.
+
+    `broken` counts the rows by the constraint that they break, for metrics.
+    """
 
     transaction_id: Annotated[str, Field(max_length=200)]
     parts: _Parts
+    broken: _BrokenRows = {}
 
 
 class CommitTransaction(_TablePositions):

@@ -115,6 +115,7 @@ def _linked(body: CommitTransaction, path: TablePath) -> LinkedCommit | None:
         table=str(rejected_path(path)),
         transaction_id=body.rejected.transaction_id,
         parts=tuple(body.rejected.parts),
+        broken=body.rejected.broken,
     )
 
 

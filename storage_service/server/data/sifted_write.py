@@ -32,7 +32,7 @@ from streamhouse.core.model.transaction import (
     TransactionOperation,
     TransactionStatus,
 )
-from streamhouse.core.rows.checked_rows import CheckedRows
+from streamhouse.core.rows.checked_rows import CheckedRows, broken_rows
 from streamhouse.core.rows.companion import rejected_rows
 from streamhouse.core.rows.division import divide, divide_rows
 from streamhouse.core.text.csv_rows import divide_csv
@@ -48,7 +48,7 @@ from streamhouse.core.text.text_rows import (
 from streamhouse.core.traces.stages import stage_ended
 from streamhouse.core.wire.arrow_body import encode_append_body
 from streamhouse.core.wire.request_stream import open_request
-from streamhouse.reading.where.checks import broken_rows, check_failed, judged
+from streamhouse.reading.where.checks import check_failed, judged
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
@@ -416,7 +416,10 @@ async def _commit(
                 for batch in batches
             ]
             linked = LinkedCommit(
-                table=str(companion.path), transaction_id=linked_id, parts=tuple(rejected_parts)
+                table=str(companion.path),
+                transaction_id=linked_id,
+                parts=tuple(rejected_parts),
+                broken=broken_rows(checked.misfits.values()),
             )
         service.check_write()
         try:
@@ -425,8 +428,6 @@ async def _commit(
             service.manager.check_open(table)
             raise
         assert result is not None, "the wait has no limit"
-        for constraint, count in broken_rows(checked.misfits.values()).items():
-            table.broken_rows[constraint, "rejected"] += count
         return result
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -33,7 +34,7 @@ from streamhouse.core.model.casts.lossless import castings, fitted
 from streamhouse.core.model.offsets import ranges_in
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.transaction import TransactionOperation
-from streamhouse.core.rows.checked_rows import CheckedRows
+from streamhouse.core.rows.checked_rows import CheckedRows, broken_rows
 from streamhouse.core.rows.companion import rejected_rows
 from streamhouse.core.rows.division import divide
 from streamhouse.core.rows.row_splitter import castable
@@ -81,6 +82,7 @@ class Rejects:
         self._path = path
         self._companion_transaction: Transaction | None = None
         self._parts: list[str] = []
+        self._broken: Counter[str] = Counter()
         self.row_count = 0
 
     @property
@@ -88,7 +90,8 @@ class Rejects:
         """The rejected rows for the commit; None: nothing was rejected."""
         if self._companion_transaction is None:
             return None
-        return StagedRejects(self._companion_transaction.transaction_id, tuple(self._parts))
+        transaction_id = self._companion_transaction.transaction_id
+        return StagedRejects(transaction_id, tuple(self._parts), dict(self._broken))
 
     def stage(
         self, checked: CheckedRows, *, operation: str, source: str, first_row: int = 0
@@ -96,6 +99,7 @@ class Rejects:
         """Stage misfits as rejected; `first_row` is the number of the batch's row 0."""
         for rows in rejected_rows(checked, operation=operation, source=source, first_row=first_row):
             self._stage(rows)
+        self._broken += broken_rows(checked.misfits.values())
         self.row_count += len(checked.misfits)
 
     def _stage(self, rows: pa.RecordBatch) -> None:

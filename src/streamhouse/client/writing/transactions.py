@@ -7,6 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -55,10 +56,14 @@ _SEPARATOR: Final = "+"
 
 
 class StagedRejects(NamedTuple):
-    """Staged parts of a transaction of the table of rejected rows."""
+    """Staged parts of a transaction of the table of rejected rows.
+
+    `broken` counts the rows by the constraint that they break.
+    """
 
     transaction_id: str
     parts: Sequence[str]
+    broken: Mapping[str, int] = MappingProxyType({})
 
 
 class Transaction:
@@ -162,6 +167,7 @@ class Transaction:
             body["rejected"] = {
                 "transaction_id": rejected.transaction_id,
                 "parts": _part_names(rejected.parts),
+                "broken": dict(rejected.broken),
             }
         deadline = time.monotonic() + timeout_s
         while True:

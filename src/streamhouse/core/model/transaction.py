@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -85,11 +85,13 @@ class LinkedCommit:
     """Parts of another table's transaction, committed together with this transaction or not at all.
 
     One process serves both tables. The rows of the linked table are visible a moment earlier.
+    `broken` counts the rejected rows by constraint, for metrics alone: nothing stores the counts.
     """
 
     table: str
     transaction_id: str
     parts: tuple[str, ...]
+    broken: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["CheckedRows", "Misfit", "Misfits", "Original", "ReadRows", "joined"]
+__all__ = ["CheckedRows", "Misfit", "Misfits", "Original", "ReadRows", "broken_rows", "joined"]
 
 
 class Misfit(NamedTuple):
@@ -102,6 +103,11 @@ class CheckedRows:
                 functools.partial(self._original_after, first),
                 self.original_nbytes,
             )
+
+
+def broken_rows(misfits: Iterable[Misfit]) -> Counter[str]:
+    """Return how many misfits break each constraint; a row counts for the first it breaks."""
+    return Counter(m.constraint for m in misfits if m.constraint is not None)
 
 
 def joined(parts: Sequence[CheckedRows]) -> CheckedRows:
