@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from streamhouse.connector.names._attached_names import (
     AttachedName,
-    attached,
     attached_as_written,
 )
 from streamhouse.connector.names._option_uses import named_at, pairs
