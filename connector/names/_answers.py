@@ -16,6 +16,7 @@ from streamhouse.connector.names._attached_names import (
     AttachedName,
     attached,
     attached_as_written,
+    is_cached,
     refresh,
     run_as_spark,
 )
@@ -99,7 +100,7 @@ class Names:
         counts = change_rows(
             self._spark, statement.text, arguments, table=str(table.path), options=options
         )
-        if statement.explain is None and self._spark.catalog.isCached(name.sql_name):
+        if statement.explain is None and is_cached(self._spark, name.sql_name):
             run_as_spark(self._spark, f"REFRESH TABLE {name.sql_name}")
         return counts
 

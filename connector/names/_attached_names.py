@@ -37,6 +37,7 @@ __all__ = [
     "catalog_name",
     "has_attached",
     "is_attached",
+    "is_cached",
     "refresh",
     "remember_name",
     "remembered_name",
@@ -196,6 +197,18 @@ def is_attached(spark: Any, sql_name: str) -> bool:
     # Spark shows a provider for every table except tables of Python sources, which are catalog
     # entries without data. A view has no type.
     return "Provider" not in details and details.get("Type") in ("MANAGED", "EXTERNAL")
+
+
+def is_cached(spark: Any, sql_name: str) -> bool:
+    """Whether Spark has cached the rows of a name."""
+    if has_jvm(spark):
+        try:
+            # Spark would resolve the name first, also if nothing at all is cached.
+            if spark._jsparkSession.sharedState().cacheManager().isEmpty():
+                return False
+        except Py4JError:
+            pass
+    return bool(spark.catalog.isCached(sql_name))
 
 
 def _is_resolved_to_python(spark: Any, statement: str) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, Final
 from streamhouse.connector.names._attached_names import (
     AttachedName,
     attached_as_written,
+    is_cached,
 )
 from streamhouse.connector.names._option_uses import named_at, pairs
 from streamhouse.connector.names._shared_options import is_name_of_view
@@ -93,7 +94,7 @@ def load_of_name(spark: Any, name: str, options: Mapping[str, Any]) -> Any:
     parts = name_parts(name)
     name_of_table = attached_as_written(spark, parts)
     # Cached rows stay.
-    if name_of_table is None or spark.catalog.isCached(name):
+    if name_of_table is None or is_cached(spark, name):
         return None
     reader_keys = {key.lower() for key in options}
     name_options = {
