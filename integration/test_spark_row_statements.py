@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import streamhouse
@@ -50,12 +49,8 @@ def _rows(world: SparkWorld, path: str) -> dict[int, Row]:
     return {row["id"]: tuple(row.values()) for row in world.client.read(path).to_pylist()}
 
 
-def _sql_frame(world: SparkWorld, text: str, **arguments: Any) -> DataFrame:
-    return streamhouse.sql(world.spark, text, endpoint=world.endpoint, **arguments)
-
-
 def _sql(world: SparkWorld, text: str, **arguments: Any) -> dict[str, int]:
-    rows = _sql_frame(world, text, **arguments).collect()
+    rows = streamhouse.sql(world.spark, text, endpoint=world.endpoint, **arguments).collect()
     return rows[0].asDict() if rows else {}
 
 
@@ -545,8 +540,8 @@ def test_subqueries_read_tables_of_the_service(
         f" WHEN NOT MATCHED THEN INSERT (id, v) VALUES (s.id, (SELECT min(v) FROM {other}))": 3,
         f"EXPLAIN DELETE FROM {name} WHERE id IN (SELECT id FROM {other})": 0,
     }.items():
-        sql = world.spark.sql if is_name else functools.partial(_sql_frame, world)
-        row = sql(text).first()
+        run = functools.partial(streamhouse.sql, world.spark, endpoint=world.endpoint)
+        row = (world.spark.sql if is_name else run)(text).first()
         assert row is not None
         assert row.asDict().get("num_affected_rows", 0) == count, text
     assert _rows(world, acc) == {

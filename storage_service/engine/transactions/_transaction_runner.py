@@ -277,6 +277,8 @@ class TransactionRunner:
         # First what goes, for those who read while this runs, on other threads.
         self._table.truncate(outcome.truncated_offsets, timestamp_us=result.timestamp_us)
         commit.publish()
+        if linked is not None:
+            self._table.count_rejected(linked.broken)
         return outcome
 
     def _given_up(

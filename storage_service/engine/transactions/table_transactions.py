@@ -417,8 +417,6 @@ class TableTransactions:
         started = asyncio.get_running_loop().time()
 
         def on_outcome(outcome: Decision) -> None:
-            if outcome.linked is not None:
-                self._table.count_rejected(outcome.linked.broken)
             self._finish(transaction, outcome)
             self._runtime.observer.transaction_ended(
                 str(outcome.result.status),
