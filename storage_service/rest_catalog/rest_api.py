@@ -209,7 +209,8 @@ class RestCatalogApi:
 def _config(request: RestRequest) -> RestAnswer:
     if request.method != "GET":
         raise _no_route(request)
-    is_live = request.query.get("warehouse") == LIVE
+    # `Live` is no other warehouse: its reader would miss the newest rows in silence.
+    is_live = request.query.get("warehouse", "").casefold() == LIVE
     overrides = {"prefix": LIVE} if is_live else {}
     endpoints = list(_LIVE_ENDPOINTS if is_live else ENDPOINTS)
     return RestAnswer.of({"defaults": {}, "overrides": overrides, "endpoints": endpoints})

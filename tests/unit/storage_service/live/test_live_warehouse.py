@@ -44,11 +44,12 @@ async def test_the_configuration_of_each_warehouse(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
         configurations = [
             (await service.call("GET", f"{CATALOG}/config", query=query)).json()
-            for query in ({"warehouse": "live"}, {"warehouse": "other"}, {})
+            for query in ({"warehouse": "live"}, {"warehouse": "Live"}, {"warehouse": "other"}, {})
         ]
-        assert [c["overrides"] for c in configurations] == [{"prefix": "live"}, {}, {}]
-        live, other, none = ({*c["endpoints"]} for c in configurations)
-        assert other == none
+        live_prefix = {"prefix": "live"}
+        assert [c["overrides"] for c in configurations] == [live_prefix, live_prefix, {}, {}]
+        live, capital, other, none = ({*c["endpoints"]} for c in configurations)
+        assert (live, other) == (capital, none)
         assert live < none
         changing = {endpoint for endpoint in live if not endpoint.startswith(("GET", "HEAD"))}
         table = "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}"
