@@ -42,15 +42,20 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _run(command: list[str], endpoint: str, target: str, folder: Path, **env: str) -> str:
+    """Run the program; a variable with an empty text is not set."""
     done = subprocess.run(
         [*command, str(PROGRAM), target, str(folder / "checkpoint")],
         cwd=folder,
         env={
-            **os.environ,
-            # Spark gives a source's process ten seconds to start, which a loaded machine exceeds.
-            "PYSPARK_PYTHON": python_for_spark(),
-            "STREAMHOUSE_ENDPOINT": endpoint,
-            **env,
+            name: value
+            for name, value in {
+                **os.environ,
+                # Spark gives a source's process ten seconds to start: a loaded machine needs more.
+                "PYSPARK_PYTHON": python_for_spark(),
+                "STREAMHOUSE_ENDPOINT": endpoint,
+                **env,
+            }.items()
+            if value
         },
         capture_output=True,
         text=True,
@@ -89,6 +94,14 @@ def test_several_executors(endpoint: str, tmp_path: Path) -> None:
     _check(endpoint, "default.by_cluster", output)
     # Batches of the lake and of the log were read by both executors.
     assert "executors 2" in output
+
+
+def test_a_program_of_an_environment_that_nobody_activated(endpoint: str, tmp_path: Path) -> None:
+    """`.venv/bin/python program.py`: `python3` of the PATH does not find the package."""
+    unset = {"PYSPARK_PYTHON": "", "PYSPARK_DRIVER_PYTHON": "", "VIRTUAL_ENV": ""}
+    output = _run([sys.executable], endpoint, "default.by_path", tmp_path, PATH=os.defpath, **unset)
+
+    _check(endpoint, "default.by_path", output)
 
 
 def test_spark_connect(endpoint: str, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from streamhouse.connector.format._spark_readers import (
     warn_of_stale_reads,
 )
 from streamhouse.connector.format._stream_steps import run_in_steps
+from streamhouse.connector.format._worker_python import use_own_python
 from streamhouse.connector.format.data_source import StreamhouseDataSource
 from streamhouse.connector.names._attached_names import (
     AttachedName,
@@ -71,8 +72,10 @@ def register(spark: SparkSession) -> None:
 
     The function also switches `spark.sql.python.filterPushdown.enabled` on. With this setting each
     statement, and each micro-batch that joins a DataFrame of the format, reads the newest rows.
+    With a local master and no choice of the workers' Python, the workers run the program's own.
     """
     warn_of_unknown_version()
+    use_own_python(spark)
     if not _is_registered(spark):
         try:
             spark.dataSource.register(StreamhouseDataSource)
