@@ -22,13 +22,11 @@ from typing import Any, Final, TypeAlias
 from streamhouse.core.errors import (
     ConsumerLimitError,
     CorruptDataError,
-    InvalidRequestError,
     StreamhouseError,
 )
 from streamhouse.core.model.offsets import buckets_to_json, offsets_from_json
 from streamhouse.core.model.values.consumer_names import (
-    CONSUMER_NAME_RULE,
-    is_consumer_name,
+    check_consumer_name,
 )
 from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.directory.state_file import StateFile
@@ -157,11 +155,7 @@ class Consumers:
             InvalidRequestError: the name is not allowed.
             ConsumerLimitError: the table, or this owner, has too many consumers.
         """
-        if not is_consumer_name(name):
-            raise InvalidRequestError(
-                f"table '{self._table}': a consumer is named by {CONSUMER_NAME_RULE}, not"
-                f" {name[:80]!r}"
-            )
+        check_consumer_name(name, table=self._table)
         self._check_not_ended()
         current = {consumer.key: consumer for consumer in self.current(ttl_ms)}
         previous = current.get((owner, name))

@@ -24,6 +24,7 @@ from streamhouse.core.errors import (
     ForbiddenError,
     InternalError,
     InvalidRequestError,
+    MethodNotAllowedError,
     NotFoundError,
     RequestTooLargeError,
     StreamhouseError,
@@ -174,6 +175,8 @@ class ServiceApp:
         match = None if exchange.path in OPEN_PAGES else self._doors.find(exchange)
         if match is not None:
             service.access.admit(exchange)
+            if match.route.answer is Answer.NOTHING:
+                self._check_method(exchange)
             if service.spans is not None:
                 self._follow(exchange, match, service.spans)
             if service.tenure is not None and match.route.is_read:
@@ -185,6 +188,15 @@ class ServiceApp:
             await self._dispatch(exchange, match)
         finally:
             service.end_request(share)
+
+    def _check_method(self, exchange: HttpExchange) -> None:
+        """Raise `MethodNotAllowedError` for a path that answers other methods only."""
+        methods = self._doors.routes.methods(exchange.path)
+        if methods:
+            exchange.error_headers = ((b"allow", ", ".join(methods).encode()),)
+            raise MethodNotAllowedError(
+                f"{exchange.path[:200]} has no method {exchange.method}: use {' or '.join(methods)}"
+            )
 
     def _follow(self, exchange: HttpExchange, match: RouteMatch, spans: Spans) -> None:
         """Begin the span of a request with trace headers."""

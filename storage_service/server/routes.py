@@ -380,6 +380,20 @@ class RouteTable:
             route = _row(node.exact, method) or route
         return RouteMatch(route, parameters)
 
+    def methods(self, path: str) -> list[str]:
+        """Return the methods that the exact path answers."""
+        node = self._root
+        for segment in path.split("/")[1:]:
+            following = node.words.get(segment)
+            if following is None:
+                if node.parameter is None:
+                    return []
+                following = node.parameter[1]
+            node = following
+        return sorted(
+            method for method, row in node.exact.items() if row.answer is not Answer.NOTHING
+        )
+
 
 def _row(rows: Mapping[str, Route], method: str) -> Route | None:
     return rows.get(method) or rows.get(ANY)

@@ -16,7 +16,7 @@ from streamhouse.client import (
     StorageClient,
     Subscription,
 )
-from streamhouse.client.values.arguments import names
+from streamhouse.client.values.arguments import names, sql_condition
 from streamhouse.client.writing.replay import Replayed, replay_rejected
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.extras import require
@@ -161,7 +161,7 @@ class StreamhouseClient(ApplicationClient):
         if columns is not None:
             format_options["columns"] = quoted_list(names(columns, argument="columns"))
         if where is not None:
-            format_options["where"] = where
+            format_options["where"] = sql_condition(where, argument="where")
         return format_options
 
     @overload

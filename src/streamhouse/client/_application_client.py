@@ -49,6 +49,7 @@ from streamhouse.core.model.offsets import (
 )
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.core.model.values.consumer_names import check_consumer_name
 
 __all__ = ["DEFAULT_ENDPOINT", "ENDPOINT_VARIABLE", "TOKEN_VARIABLE", "ApplicationClient"]
 
@@ -459,6 +460,8 @@ class ApplicationClient(TransactionCalls):
         schema_id: int | None,
         consumer: str | None,
     ) -> Source[LogBatch]:
+        if consumer is not None:
+            check_consumer_name(consumer, table=path)
         return log_source(
             self,
             self.describe_table(path),

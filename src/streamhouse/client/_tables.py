@@ -112,9 +112,13 @@ class TableCalls(PositionCalls):
         )
         try:
             return self._create(descriptor)
-        except TableExistsError:
+        except TableExistsError as error:
             if not if_not_exists:
-                raise
+                raise TableExistsError(
+                    f"{error.message}; with if_not_exists=True it is taken as it is, if it is the"
+                    " same",
+                    request_id=error.request_id,
+                ) from None
             existing = self.describe_table(path)
         if differences := descriptor.differences(existing.descriptor):
             raise TableExistsError(
@@ -155,9 +159,12 @@ class TableCalls(PositionCalls):
         try:
             query = {"damaged": "true"} if damaged else None
             self._transport.request_json("DELETE", f"/v1/tables/{parsed}", query=query)
-        except (TableNotFoundError, DatabaseNotFoundError):
+        except (TableNotFoundError, DatabaseNotFoundError) as error:
             if not if_exists:
-                raise
+                raise type(error)(
+                    f"{error.message}; with if_exists=True this is no error",
+                    request_id=error.request_id,
+                ) from None
 
     def list_tables(self, database: str | None = None) -> list[str]:
         """Return the paths of all tables, or of one database's, sorted."""

@@ -199,6 +199,13 @@ class SnapshotNotFoundError(NotFoundError):
     code = "snapshot_not_found"
 
 
+class MethodNotAllowedError(StreamhouseError):
+    """The path has no such method; the header `Allow` has the path's methods."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+
 class AlreadyExistsError(StreamhouseError):
     """Something with that name exists."""
 

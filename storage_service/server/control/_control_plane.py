@@ -202,8 +202,6 @@ async def _raise_service_error(request: Request, error: Exception) -> NoReturn:
         raise error
     if error.status_code == 404:
         raise NotFoundError(f"there is no route {path}; /docs lists them")
-    if error.status_code == 405:
-        raise InvalidRequestError(f"{path}: method {request.method} is not allowed here")
     raise InvalidRequestError(f"{path}: {error.detail}")
 
 

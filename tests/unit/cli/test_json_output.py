@@ -269,3 +269,9 @@ def test_what_is_for_lists_is_refused_for_one_table(more: list[str]) -> None:
     done = CliRunner().invoke(cli, ["tables", "shop.c", *more])
 
     assert done.exit_code == 2
+
+
+def test_a_consumer_that_nobody_is_cannot_be_forgotten(endpoint: str) -> None:
+    done = _run(endpoint, "consumers", "shop.a", "--forget", "readr")
+    assert done.exit_code == 1
+    assert "table 'shop.a' has no consumer 'readr'; did you mean 'reader'?" in done.stderr

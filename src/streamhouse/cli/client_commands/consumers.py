@@ -24,6 +24,7 @@ from streamhouse.client import StorageClient
 from streamhouse.core.errors import (
     TableDamagedError,
     UnavailableError,
+    suggestion,
 )
 
 __all__ = ["command"]
@@ -53,6 +54,10 @@ def command(
     console = Console()
     with open_client(endpoint, token=read_token(token_file)) as client:
         if forget is not None and path is not None:
+            names = [str(consumer["name"]) for consumer in client.consumers(path)]
+            if forget not in names:
+                hint = suggestion(forget, names)
+                raise click.ClickException(f"table '{path}' has no consumer '{forget}'{hint}")
             client.forget_consumer(path, forget)
             return
         paths = client.list_tables() if path is None else [path]

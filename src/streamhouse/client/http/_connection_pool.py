@@ -176,7 +176,7 @@ class ConnectionPool:
         try:
             opened = socket.create_connection((node.host, node.port), _CONNECT_TIMEOUT_S)
         except (OSError, UnicodeError) as error:
-            raise ReachingError(str(error)) from error
+            raise ReachingError(_why_unreached(error, node)) from error
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option in _SILENT_MACHINE:
@@ -218,6 +218,16 @@ class ConnectionPool:
                     f"fingerprints did not match: expected {expected}, got {fingerprint}"
                 )
         return tls_socket
+
+
+def _why_unreached(error: OSError | UnicodeError, node: Node) -> str:
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return f"the name '{node.host}' has no address ({error})"
+    if isinstance(error, ConnectionRefusedError):
+        return f"nobody listens at port {node.port} (connection refused)"
+    if isinstance(error, TimeoutError):
+        return f"{node.host} did not answer within {_CONNECT_TIMEOUT_S:g} s"
+    return str(error)
 
 
 class Node:

@@ -40,12 +40,13 @@ _ADDED_PER_BYTE_MAX: Final = 16
 class BrokenConnectionError(OSError):
     """An exchange broke; whether the request had an effect is unknown.
 
-    `is_stale` says that a kept connection ended before the answer's first byte: most likely the
-    service closed the connection while the request was on its way.
+    `is_mute` says that the connection ended before the answer's first byte. `is_stale` says so of a
+    kept connection: most likely the service closed it while the request was on its way.
     """
 
-    def __init__(self, message: str, *, is_stale: bool = False) -> None:
+    def __init__(self, message: str, *, is_mute: bool = False, is_stale: bool = False) -> None:
         super().__init__(message)
+        self.is_mute = is_mute
         self.is_stale = is_stale
 
 
@@ -282,13 +283,11 @@ class Connection:
         if isinstance(error, ssl.SSLError) and not isinstance(error, ended):
             return error
         where = "in the middle of the answer" if incoming.received_bytes else "without an answer"
+        is_mute = not incoming.received_bytes and (error is None or isinstance(error, ended))
         return BrokenConnectionError(
             f"the connection ended {where}{'' if error is None else f': {error}'}",
-            is_stale=(
-                self.is_kept
-                and not incoming.received_bytes
-                and (error is None or isinstance(error, ended))
-            ),
+            is_mute=is_mute,
+            is_stale=self.is_kept and is_mute,
         )
 
     def _body(self, incoming: _Incoming) -> bytes | bytearray:

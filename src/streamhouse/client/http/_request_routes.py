@@ -195,7 +195,8 @@ def nothing_was_done(error: StreamhouseError) -> bool:
 
 
 def _is_unreachable(error: StreamhouseError) -> bool:
-    return isinstance(error.__cause__, ReachingError)
+    # `raise ... from None` keeps the context.
+    return isinstance(error.__cause__ or error.__context__, ReachingError)
 
 
 def _is_elsewhere(error: StreamhouseError) -> bool:

@@ -29,6 +29,7 @@ from streamhouse.client.http._connection_pool import (
 from streamhouse.client.http._http_connection import (
     Answer,
     AnswerStream,
+    BrokenConnectionError,
 )
 from streamhouse.client.http._request_routes import (
     BACKOFF,
@@ -38,7 +39,7 @@ from streamhouse.client.http._request_routes import (
     table_of,
 )
 from streamhouse.client.http._stop_signal import STOP, StopSignal, pause
-from streamhouse.client.http.endpoint import parse_endpoints, tls_failure
+from streamhouse.client.http.endpoint import parse_endpoints, speaks_tls, tls_failure
 from streamhouse.core.backoff import Backoff
 from streamhouse.core.errors import (
     InvalidRequestError,
@@ -169,7 +170,8 @@ class HttpTransport:
                 search = search or self.search(path, table, deadline=deadline)
                 step = search.after(url, error, now=time.monotonic())
                 if step is None:
-                    raise self._last_error(error, search, method=method, path=path) from error
+                    last_error = self._last_error(error, search, method=method, path=path)
+                    raise last_error from (error if self.routes.is_reached else None)
                 failure = error
             else:
                 if search is not None:
@@ -215,7 +217,7 @@ class HttpTransport:
                 connection.close()
                 raise
         except OSError as error:
-            raise _failure(error, endpoint=url, request=f"GET {path}") from error
+            raise self._failure(error, endpoint=url, request=f"GET {path}") from _cause(error)
         raise _error_of(status, data, endpoint=url)
 
     def _may_send_again(self, error: StreamhouseError, *, is_repeatable: bool) -> bool:
@@ -282,7 +284,8 @@ class HttpTransport:
                 connection.close()
                 raise
         except OSError as error:
-            raise _failure(error, endpoint=endpoint, request=f"{method} {path}") from error
+            request = f"{method} {path}"
+            raise self._failure(error, endpoint=endpoint, request=request) from _cause(error)
         if is_kept:
             node.give_back(connection)
         else:
@@ -291,6 +294,13 @@ class HttpTransport:
         if answer.status >= _REDIRECTS and answer.status not in accepted_statuses:
             raise _error_of(answer.status, answer.data, endpoint=endpoint)
         return answer
+
+    def _failure(self, error: OSError, *, endpoint: str, request: str) -> StreamhouseError:
+        """Return the caller's error for a failed exchange."""
+        is_mute = isinstance(error, BrokenConnectionError) and error.is_mute
+        if is_mute and not self.routes.is_reached and speaks_tls(endpoint):
+            return InvalidRequestError(f"{endpoint} speaks TLS: write https:// instead of http://")
+        return _failure(error, endpoint=endpoint, request=request)
 
 
 def _authorization(token: str | None) -> str:
@@ -314,14 +324,20 @@ def _failure(error: OSError, *, endpoint: str, request: str) -> StreamhouseError
         )
     if isinstance(error, ReachingError):
         return UnavailableError(
-            f"cannot reach the Streamhouse service at {endpoint}: start it with 'streamhouse"
-            " serve --data-dir DIR', or name another with STREAMHOUSE_ENDPOINT or 'endpoint'"
+            f"cannot reach the Streamhouse service at {endpoint}: {error}; start it with"
+            " 'streamhouse serve --data-dir DIR', or name another with STREAMHOUSE_ENDPOINT or"
+            " 'endpoint'"
         )
     if isinstance(error, ssl.SSLError):
         return tls_failure(error, endpoint=endpoint, request=request)
     return UnknownOutcomeError(
         f"the Streamhouse service at {endpoint} did not answer {request}: {error}"
     )
+
+
+def _cause(error: OSError) -> OSError | None:
+    """Return the cause to show below the caller's error: none whose sentence says everything."""
+    return None if isinstance(error, ReachingError) else error
 
 
 def _error_of(status: int, data: bytes | bytearray, *, endpoint: str) -> StreamhouseError:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import ssl
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ __all__ = [
     "Endpoints",
     "parse_endpoint",
     "parse_endpoints",
+    "speaks_tls",
     "tls_failure",
     "with_ca_file",
 ]
@@ -43,6 +45,7 @@ FAILOVER_S_DEFAULT: Final = 60.0
 _FAILOVER_S_MAX: Final = 86_400.0
 _ANSWER_URL: Final = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,255}(/[A-Za-z0-9._~/-]{0,255})?")
 _FRAGMENT_KEYS: Final = {"ca", "sha256", "failover_s"}
+_GREETING_S: Final = 2.0
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
 
@@ -224,10 +227,32 @@ def with_ca_file(endpoint: str, ca_file: str) -> str:
     return ",".join(parts)
 
 
+def speaks_tls(url: str) -> bool:
+    """Whether the port of an `http://` URL answers a greeting of TLS. Nothing else is sent."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None:
+        return False
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((parts.hostname, parts.port or 80), _GREETING_S) as opened,
+            context.wrap_socket(opened),
+        ):
+            return True
+    except OSError:
+        return False
+
+
 def tls_failure(error: ssl.SSLError, *, endpoint: str, request: str) -> StreamhouseError:
     """Return the caller's error for a TLS error."""
     text = str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
+        if "mismatch" in text:
+            return InvalidRequestError(
+                f"the certificate of {endpoint} is for another name: {text}; use a name of the"
+                " certificate in the endpoint"
+            )
         return InvalidRequestError(
             f"the certificate of {endpoint} is not trusted: {text}; name the CA that signed it with"
             f" {CA_VARIABLE} or the option tls.ca"

@@ -11,7 +11,7 @@ from typing import Any
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.model.values.numbers import whole_number
 
-__all__ = ["choice", "names", "property_texts", "seconds", "whole"]
+__all__ = ["choice", "names", "property_texts", "seconds", "sql_condition", "whole"]
 
 
 def names(value: Any, *, argument: str) -> tuple[str, ...]:
@@ -24,6 +24,16 @@ def names(value: Any, *, argument: str) -> tuple[str, ...]:
             return names_in
         value = next(name for name in names_in if not isinstance(name, str))
     raise InvalidRequestError(f"{argument} is a list of names, as ['id'], not {value!r:.80}")
+
+
+def sql_condition(value: Any, *, argument: str) -> str:
+    """Return a condition, which is SQL; a list of triples or an expression of a library is not."""
+    if not isinstance(value, str):
+        raise InvalidRequestError(
+            f"{argument} is a condition in SQL, as \"item = 'tea' AND price > 3\","
+            f" not {value!r:.80}"
+        )
+    return value
 
 
 def whole(value: Any, *, argument: str, least: int = 0) -> int:

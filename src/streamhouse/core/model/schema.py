@@ -86,6 +86,19 @@ _SIMPLE_TYPES: Final[dict[str, pa.DataType]] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
+_NAMES_ELSEWHERE: Final = {
+    **dict.fromkeys(("bool",), "boolean"),
+    **dict.fromkeys(("int8", "byte"), "tinyint"),
+    **dict.fromkeys(("int16", "short"), "smallint"),
+    **dict.fromkeys(("int32", "integer"), "int"),
+    **dict.fromkeys(("int64", "long"), "bigint"),
+    **dict.fromkeys(("float32", "real"), "float"),
+    **dict.fromkeys(("float64", "doubleprecision"), "double"),
+    **dict.fromkeys(("text", "str", "utf8", "varchar", "char", "uuid", "json"), "string"),
+    **dict.fromkeys(("bytes", "bytea", "blob"), "binary"),
+    **dict.fromkeys(("datetime", "timestamptz", "timestamp_ltz"), "timestamp"),
+    **dict.fromkeys(("numeric", "number", "decimal"), "decimal(10,2)"),
+}
 _SIMPLE_NAMES: Final = {arrow: name for name, arrow in _SIMPLE_TYPES.items()}
 _UTC_NAMES: Final = frozenset({"UTC", "utc", "Etc/UTC", "+00:00", "Z"})
 
@@ -230,8 +243,12 @@ def type_from_json(value: Any, *, where: str, depth: int = 0) -> pa.DataType:
         refusal = refused_clause(value.upper().split()[1:], where=f"column '{where}'")
         if refusal is not None:
             raise refusal
+        hint = suggestion(name, list(_SIMPLE_TYPES))
+        if name in _NAMES_ELSEWHERE:
+            hint = f"; did you mean '{_NAMES_ELSEWHERE[name]}'?"
         raise InvalidSchemaError(
-            f"column '{where}': unknown type '{value[:200]}'{suggestion(name, list(_SIMPLE_TYPES))}"
+            f"column '{where}': unknown type '{value[:200]}'{hint} (types:"
+            f" {', '.join(_SIMPLE_TYPES)}, decimal(P,S), array<T>, map<K,V>, struct<name: T>)"
         )
     _check_depth(depth, where)
     depth += 1

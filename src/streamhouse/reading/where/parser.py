@@ -66,7 +66,7 @@ def parse_predicate(text: str, schema: Schema, *, table: str, zone: Zone = UTC) 
     if len(text) > TEXT_CHARACTERS_MAX:
         raise InvalidPredicateError(
             f"where: the expression has {len(text)} characters, at most {TEXT_CHARACTERS_MAX} are"
-            " allowed; join with a DataFrame of the values instead"
+            " allowed; join with a table of the values instead"
         )
     if not text.strip():
         raise InvalidPredicateError("where: the expression is empty; leave the option out instead")
@@ -275,7 +275,7 @@ class _Translator:
         if len(node.expressions) > IN_VALUES_MAX:
             raise InvalidPredicateError(
                 f"where: an IN list of {len(node.expressions)} values, at most {IN_VALUES_MAX} are"
-                " allowed; join with a DataFrame of the values instead"
+                " allowed; join with a table of the values instead"
             )
         literals = [self._literal(e) for e in node.expressions]
         return in_list(self._subject(node.this), literals, zone=self._zone)

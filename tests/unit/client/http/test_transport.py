@@ -162,7 +162,8 @@ def test_a_service_never_seen_is_not_asked_twice() -> None:
             transport.request("GET", "/", is_repeatable=True)
         transport.close()
 
-    assert server.connections == 1
+    # The second connection had a greeting of TLS only.
+    assert server.connections == 2
 
 
 def test_silence_is_an_error_within_the_time_out() -> None:
@@ -177,9 +178,33 @@ def test_nobody_there_is_said_in_one_sentence() -> None:
     with ScriptedServer([OK]) as server:
         transport = _transport(server, timeout_s=0.1)
         transport.request("GET", "/", is_repeatable=True)
-    with pytest.raises(UnavailableError, match="cannot reach the Streamhouse service at http"):
+    sentence = r"cannot reach the Streamhouse service at http.*nobody listens at port \d+"
+    with pytest.raises(UnavailableError, match=sentence) as raised:
         transport.request("GET", "/", is_repeatable=True)
+    assert raised.value.__suppress_context__
     transport.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "the name '127.0.0.1' has no address"),
+        (TimeoutError("timed out"), r"127.0.0.1 did not answer within \d+ s"),
+        (OSError(101, "Network is unreachable"), "Network is unreachable"),
+    ],
+)
+def test_the_ways_of_not_reaching_a_service_are_told_apart(
+    error: OSError, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    with ScriptedServer([OK]) as server:
+        transport = _transport(server, timeout_s=0.1)
+        monkeypatch.setattr(socket, "create_connection", fail)
+        with pytest.raises(UnavailableError, match=sentence):
+            transport.request("GET", "/", is_repeatable=True)
+        transport.close()
 
 
 def test_a_refusal_of_a_large_body_is_heard() -> None:

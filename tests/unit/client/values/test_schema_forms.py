@@ -103,7 +103,10 @@ def test_what_is_no_ddl_is_refused_as_such(text: str) -> None:
         ("id bigint not", "NULL must be at character 14"),
         ("id bigint comment x", "the text of the comment in quotation marks"),
         ("id decimal(a)", "a number must be at character 12"),
-        ("id decimal(99,1)", "unknown type 'decimal(99,1)'"),
+        ("id decimal(99,1)", "unknown type 'decimal(99,1)' (types: boolean, tinyint"),
+        ("id text", "unknown type 'text'; did you mean 'string'? (types: boolean, tinyint, "),
+        ("id int64", "did you mean 'bigint'?"),
+        ("id bigin", "did you mean 'bigint'?"),
         ("id " + "array<" * 60, "nested too deep"),
     ],
 )

@@ -81,12 +81,12 @@ async def test_the_right_token_is_accepted(tmp_path: Path) -> None:
         (
             "PUT",
             "/v1/tables",
-            (400, "invalid_request", "/v1/tables: method PUT is not allowed here"),
+            (405, "method_not_allowed", "/v1/tables has no method PUT: use GET or POST"),
         ),
         (
             "GET",
             "/v1/tables/events/append",
-            (404, "not_found", "there is no route /v1/tables/events/append"),
+            (405, "method_not_allowed", "/v1/tables/events/append has no method GET: use POST"),
         ),
         ("GET", "/v1/tables/a.b.c", (400, "invalid_name", "'a.b.c' is not a table path")),
         ("GET", "/v1/tables/..", (400, "invalid_name", "'..' is not a table path")),
@@ -101,9 +101,12 @@ async def test_what_does_not_exist_is_an_error_like_any_other(
     tmp_path: Path, method: str, path: str, expected: tuple[int, str, str]
 ) -> None:
     async with in_process_service(tmp_path) as service:
-        status, code, message = (await service.call(method, path)).error()
+        answer = await service.call(method, path)
+        status, code, message = answer.error()
         assert (status, code) == expected[:2]
         assert message.startswith(expected[2])
+        methods = message.rpartition(": use ")[2].replace(" or ", ", ")
+        assert answer.headers.get("allow") == (methods if status == 405 else None)
 
 
 async def test_a_bug_is_an_internal_error_that_tells_nothing(
