@@ -24,6 +24,7 @@ __all__ = ["use_own_python"]
 
 _SETTINGS: Final = ("spark.pyspark.python", "spark.pyspark.driver.python")
 _VARIABLES: Final = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+_SHIPPED: Final = "spark.submit.pyFiles"
 _IMPORT: Final = "import streamhouse"
 _CHECK_S: Final = 60.0
 
@@ -42,10 +43,11 @@ def use_own_python(spark: SparkSession) -> None:
     context: Any = spark.sparkContext
     if not context.master.startswith("local") or _is_own(context.pythonExec):
         return
-    if context._python_includes:
+    settings = context.getConf()
+    if settings.contains(_SHIPPED) or context.listFiles:
         # The package may be among the files that Spark ships.
         return
-    is_chosen = any(context.getConf().contains(key) for key in _SETTINGS)
+    is_chosen = any(settings.contains(key) for key in _SETTINGS)
     if not (is_chosen or any(os.environ.get(name) for name in _VARIABLES)):
         context.pythonExec = sys.executable
     elif not _finds_package(context.pythonExec):

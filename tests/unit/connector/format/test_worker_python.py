@@ -17,7 +17,7 @@ def _session(python: str, *, master: str = "local[2]", conf: tuple[str, ...] = (
     context = SimpleNamespace(
         master=master,
         pythonExec=python,
-        _python_includes=[],
+        listFiles=[],
         getConf=lambda: SimpleNamespace(contains=conf.__contains__),
     )
     return SimpleNamespace(_jsparkSession=object(), sparkContext=context)
@@ -64,10 +64,11 @@ def test_what_works_stays(other_python: str, tmp_path: Path) -> None:
     with_package.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     with_package.chmod(0o700)
     shipped = _session(other_python)
-    shipped.sparkContext._python_includes.append("streamhouse.zip")
+    shipped.sparkContext.listFiles.append("file:/streamhouse.zip")
+    submitted = _session(other_python, conf=("spark.submit.pyFiles", "spark.pyspark.python"))
     chosen = _session(str(with_package), conf=("spark.pyspark.python",))
     cluster = _session("python3", master="spark://host:7077")
-    for spark in (shipped, chosen, cluster, _session(sys.executable)):
+    for spark in (shipped, submitted, chosen, cluster, _session(sys.executable)):
         python = spark.sparkContext.pythonExec
         use_own_python(spark)
         assert spark.sparkContext.pythonExec == python
