@@ -41,7 +41,9 @@ def side_clauses(
             side, other = source, target()
             if clause.side != NOT_MATCHED:
                 side, other = other, side
-            shared = {n.lower() for n in side.columns} & {n.lower() for n in other.columns}
+            # A column of the side that has the other side's alias is hidden by it, too.
+            others = {n.lower() for n in (*other.columns, text.source_alias, text.target_alias)}
+            shared = {n.lower() for n in side.columns} & others
             yield _of_side(clause, side.alias(alias), alias, shared)
 
 

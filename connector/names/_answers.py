@@ -6,7 +6,7 @@ Spark 4.3 would answer OK to most statements and change only a catalog entry.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pyspark.sql.types import StructType
@@ -68,6 +68,29 @@ def no_such_definition(call: str, name: str) -> UnsupportedError:
     )
 
 
+def change_rows_of_name(
+    spark: Any,
+    statement: TableStatement,
+    arguments: Arguments,
+    call_options: Mapping[str, str] | None = None,
+) -> Any:
+    """Execute a statement that changes rows of an attached name; None leaves it to Spark.
+
+    `call_options` are the call's, in addition to the name's.
+    """
+    name = attached_as_written(spark, statement.name)
+    if name is None:
+        return None
+    options = change_options(name) | dict(call_options or {})
+    table = name.connection.name
+    if table.part:
+        raise _only_read(statement, name)
+    counts = change_rows(spark, statement.text, arguments, table=str(table.path), options=options)
+    if statement.explain is None and is_cached(spark, name.sql_name):
+        run_as_spark(spark, f"REFRESH TABLE {name.sql_name}")
+    return counts
+
+
 class Names:
     """Answers statements of one session.
 
@@ -84,25 +107,10 @@ class Names:
         Raise `UnsupportedError` for an impossible statement, with the alternative.
         """
         if statement.verb in ROW_VERBS:
-            return self._change_rows(statement, arguments)
+            return change_rows_of_name(self._spark, statement, arguments)
         if self._is_answered(statement):
             return self._spark.createDataFrame([], StructType([]))
         return None
-
-    def _change_rows(self, statement: TableStatement, arguments: Arguments) -> Any:
-        name = attached_as_written(self._spark, statement.name)
-        if name is None:
-            return None
-        options = change_options(name)
-        table = name.connection.name
-        if table.part:
-            raise _only_read(statement, name)
-        counts = change_rows(
-            self._spark, statement.text, arguments, table=str(table.path), options=options
-        )
-        if statement.explain is None and is_cached(self._spark, name.sql_name):
-            run_as_spark(self._spark, f"REFRESH TABLE {name.sql_name}")
-        return counts
 
     def _is_answered(self, statement: TableStatement) -> bool:
         name = ".".join(statement.name)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from streamhouse.connector.format.registration import register
+from streamhouse.connector.names._answers import change_rows_of_name
 from streamhouse.connector.names._attached_names import attached_as_written
 from streamhouse.connector.names._name_loads import (
     ChangesUse,
@@ -46,6 +47,8 @@ from streamhouse.reading.options.options import (
 from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["changes_of_use", "service_table", "sql"]
+
+_ONCE: Final = ("app.id", "app.version")
 
 
 def sql(
@@ -155,7 +158,16 @@ def _changed(
             options=all_options,
         )
         return frame
-    return spark.sql(statement.text, args=args)
+    once = {key: text for key, text in all_options.items() if key.lower() in _ONCE}
+    if not once:
+        return spark.sql(statement.text, args=args)
+    counts: DataFrame | None = change_rows_of_name(spark, statement, Arguments(args), once)
+    if counts is None:
+        raise UnsupportedError(
+            f"'{'.'.join(statement.name)}' is no table of the service and no attached name, so"
+            " app.id and app.version cannot make the statement happen once"
+        )
+    return counts
 
 
 def _narrowed(
