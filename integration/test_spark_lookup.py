@@ -111,9 +111,10 @@ def test_a_row_is_looked_up_once_and_other_columns_stay_in_spark(tables: SparkWo
 
     # Spark would call a function twice, once for the filter, that may answer the same always.
     plan = str(some._jdf.queryExecution().executedPlan())
-    assert plan.count("ArrowEvalPython") == 1
-    assert "MapInArrow" not in plan
-    assert " AS X#" not in plan
+    if has_arrow_functions():
+        assert plan.count("ArrowEvalPython") == 1
+        assert "MapInArrow" not in plan
+        assert " AS X#" not in plan
     assert found.columns == ["a.user", "row", "X", "Y", "_row"]
     assert {row["_row"] for row in some.collect()} == {f"user {i}" for i in range(50)} - {"user 7"}
 

@@ -121,9 +121,12 @@ def joined_frame(df: DataFrame, plan: LookupPlan) -> DataFrame:
 
     @spark_iterator_errors
     def join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return joined(batches, plan, looked_up_by(plan))
+        named = (batch.rename_columns(names) for batch in batches)
+        return joined(named, plan, looked_up_by(plan))
 
-    return df.mapInArrow(join, schema)
+    # PySpark 4.0 does not find a column with a dot in its name here.
+    names = df.columns
+    return df.toDF(*map(str, range(len(names)))).mapInArrow(join, schema)
 
 
 def _with_function(df: DataFrame, plan: LookupPlan, fields: Sequence[StructField]) -> DataFrame:
