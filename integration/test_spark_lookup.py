@@ -141,10 +141,12 @@ def test_distinct_keys_are_asked_for_once_and_kept_as_long_as_one_allows(
     with SentRows(tables) as again:
         found.append(names())
     with SentRows(tables) as kept:
-        found += [names(cache_ms=600_000), names(cache_ms=600_000)]
+        found += [names(cache_ms=600_000) for _ in range(6)]
 
-    assert found == [9_000] * 4
-    assert [once.rows, again.rows, kept.rows] == [10, 10, 10]
+    assert found == [9_000] * 8
+    assert [once.rows, again.rows] == [10, 10]
+    # Each of Spark's two Python workers keeps rows of its own.
+    assert kept.rows in (10, 20)
 
 
 @pytest.mark.parametrize("column", ["name", "joined", "tags"])
