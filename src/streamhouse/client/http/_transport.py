@@ -217,7 +217,9 @@ class HttpTransport:
                 connection.close()
                 raise
         except OSError as error:
-            raise self._failure(error, endpoint=url, request=f"GET {path}") from _cause(error)
+            request = f"GET {path}"
+            failure = self._failure(error, endpoint=url, request=request, is_stopped=stop.is_set())
+            raise failure from _cause(error)
         raise _error_of(status, data, endpoint=url)
 
     def _may_send_again(self, error: StreamhouseError, *, is_repeatable: bool) -> bool:
@@ -267,12 +269,12 @@ class HttpTransport:
         accepted_statuses: Container[int],
     ) -> Answer:
         length = None if body is None else memoryview(body).nbytes
+        stop = STOP.get()
         try:
             node = self._pool.node(endpoint)
             head = node.request_head(
                 method, _target(path, query), content_type=content_type, length=length
             )
-            stop = STOP.get()
             connection = self._pool.take(node)
             try:
                 if stop is not None:
@@ -284,8 +286,11 @@ class HttpTransport:
                 connection.close()
                 raise
         except OSError as error:
-            request = f"{method} {path}"
-            raise self._failure(error, endpoint=endpoint, request=request) from _cause(error)
+            request, is_stopped = f"{method} {path}", stop is not None and stop.is_set()
+            failure = self._failure(
+                error, endpoint=endpoint, request=request, is_stopped=is_stopped
+            )
+            raise failure from _cause(error)
         if is_kept:
             node.give_back(connection)
         else:
@@ -295,10 +300,13 @@ class HttpTransport:
             raise _error_of(answer.status, answer.data, endpoint=endpoint)
         return answer
 
-    def _failure(self, error: OSError, *, endpoint: str, request: str) -> StreamhouseError:
+    def _failure(
+        self, error: OSError, *, endpoint: str, request: str, is_stopped: bool
+    ) -> StreamhouseError:
         """Return the caller's error for a failed exchange."""
         is_mute = isinstance(error, BrokenConnectionError) and error.is_mute
-        if is_mute and not self.routes.is_reached and speaks_tls(endpoint):
+        is_first = not (self.routes.is_reached or is_stopped)
+        if is_mute and is_first and speaks_tls(endpoint):
             return InvalidRequestError(f"{endpoint} speaks TLS: write https:// instead of http://")
         return _failure(error, endpoint=endpoint, request=request)
 

@@ -38,7 +38,7 @@ NO_OFFSETS: Final = frozenset(
     re.findall(
         r"\w+",
         """
-        app_id batch catalog changelog changes columns
+        app_id batch broken catalog changelog changes columns
         damaged data_files database debt delete_files deleted_share detail dry_run
         durable error fingerprint fingerprints first_row force format
         include_idle is_whole isolation join keep_lease lost lake lake_snapshot_id
