@@ -460,7 +460,7 @@ class ApplicationClient(TransactionCalls):
         schema_id: int | None,
         consumer: str | None,
     ) -> Source[LogBatch]:
-        if consumer is not None:
+        if consumer:  # without a letter it is refused below
             check_consumer_name(consumer, table=path)
         return log_source(
             self,
