@@ -11,6 +11,7 @@ nothing of ours, and a stream would go on without the call's effect.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -28,6 +29,9 @@ _SOME_ROWS: Final = (
     " attached name, and INSERT OVERWRITE replaces all rows"
 )
 _LOST_ERROR: Final = "SqlScriptingExecutionScope.findHandler"
+_UNKNOWN_CLAUSE: Final = re.compile(
+    r"at or near 'FROM'.*\bCHANGES\s+FROM\s+(VERSION|TIMESTAMP)\b", re.IGNORECASE | re.DOTALL
+)
 _CHANGES: Final = (
     "CHANGES works for an attached name, not for a view, with bounds that are numbers or texts, in"
     " a statement for spark.sql; else use streamhouse.changes(spark, 'database.table',"
@@ -65,7 +69,7 @@ def advising(statement: str, *, is_about_us: Callable[[str], bool]) -> Iterator[
     try:
         yield
     except PySparkException as error:
-        advice = _ADVICE.get(error.getCondition() or "")
+        advice = _advice_on(error)
         if advice is None or not is_about_us(str(error)):
             raise
         raise UnsupportedError(f"{statement}: {advice}") from error
@@ -76,6 +80,14 @@ def advising(statement: str, *, is_about_us: Callable[[str], bool]) -> Iterator[
         raise UnsupportedError(
             f"{statement}: a statement of the script failed, and Spark lost the error. {_SOME_ROWS}"
         ) from error
+
+
+def _advice_on(error: PySparkException) -> str | None:
+    condition = error.getCondition() or ""
+    if condition == "PARSE_SYNTAX_ERROR" and _UNKNOWN_CLAUSE.search(str(error)):
+        # The grammar of earlier versions has no CHANGES.
+        return _CHANGES
+    return _ADVICE.get(condition)
 
 
 LAYOUT_CALLS: Final = {
