@@ -15,6 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from benchmarks.harness import median, report, timed
+from benchmarks.spark_session import quiet_session
 from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
@@ -39,7 +40,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, ServiceProcess(directory) as service:
         with StreamhouseClient(service.endpoint) as client:
             _fill(client)
-        spark = _session()
+        spark = quiet_session()
         streamhouse.attach(spark, TABLE, NAME, endpoint=service.endpoint)
         spark.range(100).selectExpr("id", "1L AS more").createOrReplaceTempView("pay")
         table = streamhouse.Table(spark, TABLE, endpoint=service.endpoint)
@@ -99,19 +100,6 @@ def _compare(what: str, text: _Way, call: _Way) -> None:
         bar=f"at most {BAR}",
         reached=ratio <= BAR,
     )
-
-
-def _session() -> SparkSession:
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    streamhouse.register(session)
-    return session
 
 
 def _fill(client: StreamhouseClient) -> None:

@@ -16,14 +16,13 @@ from collections.abc import Callable
 from typing import Final
 
 from benchmarks.harness import family_cpu_seconds, make_rows, median, report
+from benchmarks.spark_session import quiet_session
 from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 from pyspark.sql import SparkSession
-
-import streamhouse
 
 TABLE: Final = "default.counted"
 TURNS: Final = 12
@@ -42,7 +41,7 @@ def main() -> None:
             batch = make_rows(10_000)
             client.create_table(TABLE, batch.schema, bucket_count=2)
             client.append(TABLE, batch)
-        spark = _session()
+        spark = quiet_session()
         ways = _ways(spark, service.endpoint)
         taken_ms = _take_turns(spark, ways)
         spark.stop()
@@ -62,19 +61,6 @@ def main() -> None:
             bar="no bar",
             reached=None,
         )
-
-
-def _session() -> SparkSession:
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    streamhouse.register(session)
-    return session
 
 
 def _ways(spark: SparkSession, endpoint: str) -> dict[str, tuple[bool, _Way]]:

@@ -87,7 +87,7 @@ _SIMPLE_TYPES: Final[dict[str, pa.DataType]] = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 _NAMES_ELSEWHERE: Final = {
-    **dict.fromkeys(("bool",), "boolean"),
+    "bool": "boolean",
     **dict.fromkeys(("int8", "byte"), "tinyint"),
     **dict.fromkeys(("int16", "short"), "smallint"),
     **dict.fromkeys(("int32", "integer"), "int"),

@@ -14,13 +14,12 @@ moments (`Zone.moments_reaching`). Parsing SQL is left to parser.py.
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +32,7 @@ from streamhouse.core.types.logical_type import PlainValue
 from streamhouse.core.types.registry import type_of
 from streamhouse.reading.where._text import parse_date, parse_double, parse_timestamp, refuse
 from streamhouse.reading.where.predicate import (
+    COMPARISONS,
     And,
     Compare,
     Constant,
@@ -164,15 +164,7 @@ def fold(left: Literal, op: Operator, right: Literal) -> Constant:
         return Constant(None)
     if left.kind != right.kind or left.kind == "double":
         raise refuse(f"comparing {left.text} with {right.text} is not supported")
-    functions: dict[Operator, Callable[[Any, Any], bool]] = {
-        "=": operator.eq,
-        "!=": operator.ne,
-        "<": operator.lt,
-        "<=": operator.le,
-        ">": operator.gt,
-        ">=": operator.ge,
-    }
-    return Constant(functions[op](left.value, right.value))
+    return Constant(COMPARISONS[op](left.value, right.value))
 
 
 def to_float32(value: float) -> float:

@@ -7,13 +7,13 @@ other predicates are left to `_evaluation.py`.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 import pyarrow as pa
 
 from streamhouse.reading.where.predicate import (
+    COMPARISONS,
     And,
     Compare,
     Constant,
@@ -28,14 +28,6 @@ from streamhouse.reading.where.predicate import (
 
 __all__ = ["NotByRowError", "truth_of_row"]
 
-_COMPARE: Final[dict[Operator, Callable[[Any, Any], bool]]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 _PLAIN: Final = frozenset({bool, int, str})
 
 
@@ -53,7 +45,7 @@ def truth_of_row(node: Node, row: pa.RecordBatch) -> bool | None:
             if type(own) is float:
                 return _compare_doubles(own, sign, value, column)
             _check_plain(own, (value,))
-            return _COMPARE[sign](own, value)
+            return COMPARISONS[sign](own, value)
         case In(column, values):
             own = _value(column, row)
             if own is None:
@@ -107,4 +99,4 @@ def _compare_doubles(own: float, sign: Operator, value: Any, column: PredicateCo
     if type(value) is not float or value != value or not pa.types.is_float64(column.type):
         raise NotByRowError
     # Spark has NaN above every number.
-    return _COMPARE[sign](own, value) or (own != own and sign in (">", ">="))
+    return COMPARISONS[sign](own, value) or (own != own and sign in (">", ">="))

@@ -18,9 +18,10 @@ predicate keeps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -29,6 +30,7 @@ from streamhouse.core.model.values.zone import UTC, Zone
 from streamhouse.core.types.logical_type import PlainValue
 
 __all__ = [
+    "COMPARISONS",
     "And",
     "Compare",
     "CompareColumns",
@@ -46,6 +48,16 @@ __all__ = [
 ]
 
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">="]
+
+COMPARISONS: Final[dict[Operator, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+"""Python's comparisons of two values of one kind."""
 
 NEGATED_OPERATOR: Final[dict[Operator, Operator]] = {
     "=": "!=",
