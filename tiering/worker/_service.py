@@ -116,7 +116,8 @@ class TieringService:
     `tables` limits the worker to some tables; None means all. `run_forever` works on up to
     `tables_in_flight` tables at once, and maintains at most half as many. `patience_s` is how long
     `run_once` waits for a table that another worker holds and does not advance. `spans` makes a
-    trace of each round.
+    trace of each round. With `shares_log` the service is in this process, and logs each failed
+    round itself.
     """
 
     client: StorageClient
@@ -132,6 +133,7 @@ class TieringService:
     checkpoint: Callable[[str], None] = lambda _: None
     stopping: threading.Event = field(default_factory=threading.Event)
     spans: Spans | None = None
+    shares_log: bool = False
     maintainer: Maintainer = field(init=False)
     _maintenance_slots: threading.Semaphore = field(init=False)
     _rounds: RoundLog = field(default_factory=RoundLog)
@@ -186,7 +188,7 @@ class TieringService:
         except StreamhouseError as error:
             # The service pauses the table; other tables go on.
             path = assignment.state.table.path
-            _log_failure(path, error)
+            self._log_failure(path, error)
             return False
         except Exception as error:  # noqa: BLE001 - one table's bug must not stop the others
             self._report_bug(assignment, error)
@@ -246,7 +248,7 @@ class TieringService:
             result = self._run_round(assignment)
         except StreamhouseError as error:
             summary.failures += 1
-            _log_failure(path, error)
+            self._log_failure(path, error)
             if not isinstance(error, _PASSING) or summary.failures >= _FAILURES_MAX:
                 waiting.pop(path).error = error
             return
@@ -347,9 +349,12 @@ class TieringService:
         except StreamhouseError as error:
             _logger.warning("event=failure_not_told why=%r", str(error))
 
-
-def _log_failure(path: object, error: StreamhouseError) -> None:
-    _logger.warning("event=round_failed table=%s code=%s why=%r", path, error.code, str(error))
+    def _log_failure(self, path: object, error: StreamhouseError) -> None:
+        # A fenced round is not reported: another worker has the table.
+        is_logged = self.shares_log and not isinstance(error, FencedError)
+        level = logging.DEBUG if is_logged else logging.WARNING
+        template = "event=round_failed table=%s code=%s why=%r"
+        _logger.log(level, template, path, error.code, str(error))
 
 
 def _why_not(state: TableState) -> str:

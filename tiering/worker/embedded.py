@@ -80,6 +80,7 @@ class EmbeddedTieringWorker:
                         tables_in_flight=max(2, self._parallelism),
                         stopping=self._stopping,
                         spans=spans,
+                        shares_log=True,
                     ).run_forever()
                 finally:
                     lake.close()

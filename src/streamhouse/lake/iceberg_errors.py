@@ -6,9 +6,11 @@ import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError as InvalidModelError
 from pyiceberg import exceptions as iceberg
+from requests import ConnectionError as RequestsConnectionError
 from requests import ConnectTimeout
 
 from streamhouse.core.errors import (
@@ -164,8 +166,27 @@ def sentence_of(error: BaseException) -> str:
         return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
     # SQLAlchemy adds the statement, its values and a link to its own manual.
     cause = getattr(error, "orig", None) or error
-    text = " ".join(str(cause).split())[:_SENTENCE_CHARACTERS_MAX]
+    text = _lost_connection(cause) or " ".join(str(cause).split())[:_SENTENCE_CHARACTERS_MAX]
     response: Any = getattr(error.__cause__, "response", None)
     if response is not None and response.status_code in _UNAUTHORIZED:
         return f"the catalog behind this one refused the service's own credentials: {text}"
     return text
+
+
+def _lost_connection(error: BaseException) -> str:
+    """Return the place and the first cause of a lost connection; "" for any other error.
+
+    The text of the HTTP library is the `repr` of objects.
+    """
+    url = getattr(getattr(error, "request", None), "url", None)
+    first = error.args[0] if error.args and isinstance(error, RequestsConnectionError) else None
+    if url is None or not isinstance(first, BaseException):
+        return ""
+    while (cause := _cause_of(first)) is not None:
+        first = cause
+    return f"{urlsplit(str(url)).netloc}: {getattr(first, 'strerror', None) or first}"
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    causes = (getattr(error, "reason", None), *reversed(error.args), error.__cause__)
+    return next((cause for cause in causes if isinstance(cause, BaseException)), None)

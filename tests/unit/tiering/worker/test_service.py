@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -98,6 +99,20 @@ def test_a_table_that_fails_does_not_hold_up_the_others(world: TieringWorld) -> 
 
     assert "offsets 0 to 3 are neither in the lake nor in the log" in first.text()
     assert (second.row_count, second.error) == (10, None)
+
+
+@pytest.mark.parametrize(("shares_log", "lines"), [(False, 1), (True, 0)])
+def test_a_failed_round_is_one_line_of_a_log(
+    world: TieringWorld, caplog: pytest.LogCaptureFixture, shares_log: bool, lines: int
+) -> None:
+    """The service's own line names the failure: a worker in its process adds none."""
+    _table(world, "db.a")
+    world.service.expire_log("db.a", 0, 4)
+
+    with caplog.at_level(logging.INFO):
+        world.worker(shares_log=shares_log).run_once()
+
+    assert sum("event=round_failed" in message for message in caplog.messages) == lines
 
 
 def test_a_passing_failure_is_tried_again(world: TieringWorld) -> None:
