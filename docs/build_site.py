@@ -39,6 +39,35 @@ __all__ = [
 ROOT: Final = Path(__file__).resolve().parents[1]
 START: Final = "docs/README.md"
 ERRORS: Final = "Errors"
+# Classes that programs call; objects of other classes come from calls.
+CONSTRUCTED: Final = (
+    "AppendWriter",
+    "AsyncStreamhouseClient",
+    "Producer",
+    "StreamhouseClient",
+    "Table",
+)
+# What reads the docstrings; MkDocs looks for it beside its configuration.
+CALLS: Final = "awaited_calls.py"
+# Public name -> the classes of its results, which have no public name and are on its page.
+RESULTS: Final[dict[str, tuple[str, ...]]] = {
+    "AsyncStreamhouseClient": (
+        "api.async_client.AsyncScan",
+        "api.async_client.AsyncSubscription",
+        "api.async_client.AsyncTransaction",
+    ),
+    "StreamhouseClient": (
+        "core.model.lake.coverage.LakeDivergence",
+        "core.model.lake.facts.LakeCatalog",
+        "core.model.offsets.BucketPositions",
+        "core.model.table_state.TableSizes",
+        "core.model.table_state.TableState",
+    ),
+    "Table": ("connector.changes._commit.Changes", "connector.changes._merge_clauses.Merge"),
+    "TableInfo": ("core.model.properties.TableProperties", "core.model.schema.Schema"),
+    "lag": ("reading.follow.stream_lag.StreamLag",),
+    "read": ("connector.query.table_read.TableRead",),
+}
 
 _FENCE: Final = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
 _LINK: Final = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
@@ -153,6 +182,12 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+def _reference(home: str, **options: object) -> str:
+    """Return what mkdocstrings replaces by the documentation of `home`."""
+    lines = "".join(f"      {name}: {json.dumps(value)}\n" for name, value in options.items())
+    return f"::: {home}\n    options:\n{lines}\n"
+
+
 def stage(work: Path, root: Path = ROOT) -> None:
     """Write MkDocs' configuration and sources into `work`, from nothing."""
     shutil.rmtree(work, ignore_errors=True)
@@ -183,10 +218,13 @@ def stage(work: Path, root: Path = ROOT) -> None:
     errors = {name: home for name, home in names.items() if name.endswith("Error")}
     alone = {name: home for name, home in names.items() if name not in errors}
     for name, home in alone.items():
-        options = "    options:\n      show_root_heading: false\n"
-        _write(pages / f"reference/{name}.md", f"# {name}\n\n::: {home}\n{options}")
-    parts = "".join(f"\n::: {home}\n" for home in errors.values())
-    _write(pages / f"reference/{ERRORS}.md", f"# {ERRORS}\n{parts}")
+        shown = _reference(home, heading_level=1, merge_init_into_class=name in CONSTRUCTED)
+        results = (f"streamhouse.{result}" for result in RESULTS.get(name, ()))
+        shown += "".join(_reference(result, merge_init_into_class=False) for result in results)
+        _write(pages / f"reference/{name}.md", shown)
+    shutil.copy(root / "docs" / CALLS, work)
+    parts = "".join(_reference(home, members=False, show_bases=True) for home in errors.values())
+    _write(pages / f"reference/{ERRORS}.md", f"# {ERRORS}\n\n{parts}")
     nav = navigation((root / START).read_text(encoding="utf-8"), [*alone, ERRORS])
     nav_text = json.dumps({"INHERIT": str(root / "mkdocs.yml"), "docs_dir": "docs", "nav": nav})
     _write(work / "mkdocs.yml", nav_text)

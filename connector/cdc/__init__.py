@@ -1,7 +1,6 @@
 """Change data capture: envelopes unwrapped into changes, and the history of a table's rows.
 
-The public functions are `debezium` (`_envelope.py`) and `scd2` (`_history.py`), as
-`streamhouse.cdc`.
+`streamhouse.cdc` has the public functions `debezium` and `scd2`; docs/spark_changes.md shows both.
 """
 
 from __future__ import annotations

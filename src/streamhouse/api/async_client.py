@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
@@ -45,149 +46,8 @@ CALLS_MAX: Final = 32
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 _B = TypeVar("_B")
-
-
-def _awaited(
-    call: Callable[Concatenate[StreamhouseClient, _P], _T],
-) -> Callable[Concatenate[AsyncStreamhouseClient, _P], Coroutine[Any, Any, _T]]:
-    """Return a call of the client as a coroutine function."""
-
-    async def awaited(self: AsyncStreamhouseClient, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return await self.run(lambda: call(self.client, *args, **kwargs))
-
-    functools.update_wrapper(awaited, call)
-    return awaited
-
-
-class AsyncStreamhouseClient:
-    """A connection to a Streamhouse service, for programs with an event loop.
-
-    Has the arguments and calls of `StreamhouseClient`. Close it, or use it in `async with`.
-
-        async with AsyncStreamhouseClient() as client:
-            await client.append("clicks", [{"id": 1}, {"id": 2}])
-            async for batch in await client.subscribe("clicks", start="earliest"):
-                print(batch.data.num_rows)
-    """
-
-    def __init__(
-        self,
-        endpoint: str | None = None,
-        *,
-        token: str | None = None,
-        timeout_s: float = 30.0,
-        ca_file: str | None = None,
-    ) -> None:
-        self.client: Final = StreamhouseClient(
-            endpoint, token=token, timeout_s=timeout_s, ca_file=ca_file
-        )
-        """The blocking client behind the calls."""
-        self._is_closed = False
-        self._threads = Pool("streamhouse-async", CALLS_MAX)
-
-    def __repr__(self) -> str:
-        return f"Async{self.client!r}"
-
-    async def __aenter__(self) -> AsyncStreamhouseClient:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """End the subscriptions, let calls under way end, close the connections; idempotent.
-
-        Calls that still wait for their turn are refused.
-        """
-        self._is_closed = True
-        await asyncio.to_thread(self._close)
-
-    def _close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
-        self.client.close()
-
-    async def run(self, call: Callable[[], _T]) -> _T:
-        """Run `call`, which may block on calls of `client`, and return its result.
-
-        For calls that this class lacks. A cancellation breaks off the requests of `call`. Whether a
-        cancelled write is stored is unknown, as after any broken connection.
-        """
-        if self._is_closed:
-            raise self._refusal()
-        stop = StopSignal()
-        context = contextvars.copy_context()
-        context.run(STOP.set, stop)
-        waiting = self._threads.submit(lambda: context.run(call))
-        try:
-            return await asyncio.wrap_future(waiting)
-        except asyncio.CancelledError:
-            stop.set()
-            task = asyncio.current_task()
-            # The call had not begun when the client was closed; nobody cancelled its task.
-            if waiting.cancelled() and not (task and task.cancelling()):
-                raise self._refusal() from None
-            raise
-
-    def _refusal(self) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"the client of {self.client.endpoint} is closed; make another one"
-        )
-
-    list_databases = _awaited(StreamhouseClient.list_databases)
-    create_database = _awaited(StreamhouseClient.create_database)
-    create_table = _awaited(StreamhouseClient.create_table)
-    drop_table = _awaited(StreamhouseClient.drop_table)
-    list_tables = _awaited(StreamhouseClient.list_tables)
-    describe_table = _awaited(StreamhouseClient.describe_table)
-    positions = _awaited(StreamhouseClient.positions)
-    wait_tiered = _awaited(StreamhouseClient.wait_tiered)
-    committed = _awaited(StreamhouseClient.committed)
-    append = _awaited(StreamhouseClient.append)
-    upsert = _awaited(StreamhouseClient.upsert)
-    delete = _awaited(StreamhouseClient.delete)
-    fetch = _awaited(StreamhouseClient.fetch)
-    lookup = _awaited(StreamhouseClient.lookup)
-    prefix_lookup = _awaited(StreamhouseClient.prefix_lookup)
-
-    async def lookup_one(self, path: str, **key: Any) -> dict[str, Any] | None:
-        """Return the row with this key, or None, as `StreamhouseClient.lookup_one` does."""
-        return await self.run(lambda: self.client.lookup_one(path, **key))
-
-    async def read(self, path: str, **options: Any) -> pa.Table:
-        """Return a table's rows as of one instant, as `StreamhouseClient.read` does."""
-        return await self.run(lambda: self.client.read(path, **options))
-
-    async def count(self, path: str, **options: Any) -> int:
-        """Count a table's rows as of one instant, as `StreamhouseClient.count` does."""
-        return await self.run(lambda: self.client.count(path, **options))
-
-    async def query(
-        self,
-        statement: str,
-        args: Sequence[Any] | Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> pa.Table:
-        """Return the rows of a SELECT in DuckDB's SQL, as `StreamhouseClient.query` does."""
-        return await self.run(lambda: self.client.query(statement, args, **options))
-
-    async def scan(self, path: str, **options: Any) -> AsyncScan:
-        """Read a table's rows batch after batch, as `StreamhouseClient.scan` does."""
-        return AsyncScan(await self.run(lambda: self.client.scan(path, **options)), self)
-
-    async def subscribe(self, path: str | Sequence[str], **options: Any) -> AsyncSubscription[Any]:
-        """Follow a table, or several, as `StreamhouseClient.subscribe` does; `async for` it."""
-
-        def subscribed() -> Subscription[Any]:
-            subscription: Subscription[Any] = self.client.subscribe(path, **options)
-            return subscription
-
-        return AsyncSubscription(await self.run(subscribed), self)
-
-    async def begin_transaction(self, path: str, **options: Any) -> AsyncTransaction:
-        """Begin a transaction, as `StreamhouseClient.begin_transaction` does."""
-        transaction = await self.run(lambda: self.client.begin_transaction(path, **options))
-        return AsyncTransaction(transaction, self)
 
 
 class AsyncScan:
@@ -339,6 +199,171 @@ class AsyncTransaction:
     async def abort(self) -> TransactionStatus:
         """Drop the staged rows; return the status, which is not `aborted` after a commit."""
         return await self._client.run(self.transaction.abort)
+
+
+def _awaited(
+    call: Callable[Concatenate[StreamhouseClient, _P], _T],
+) -> Callable[Concatenate[AsyncStreamhouseClient, _P], Coroutine[Any, Any, _T]]:
+    """Return a call of the client as a coroutine function."""
+
+    async def awaited(self: AsyncStreamhouseClient, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await self.run(lambda: call(self.client, *args, **kwargs))
+
+    functools.update_wrapper(awaited, call)
+    return awaited
+
+
+def _opened(
+    call: Callable[Concatenate[StreamhouseClient, _P], _T],
+    kind: Callable[[_T, AsyncStreamhouseClient], _R],
+) -> Callable[Concatenate[AsyncStreamhouseClient, _P], Coroutine[Any, Any, _R]]:
+    """Return a call of the client as a coroutine function whose result has calls of its own."""
+
+    async def opened(self: AsyncStreamhouseClient, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return kind(await self.run(lambda: call(self.client, *args, **kwargs)), self)
+
+    functools.update_wrapper(opened, call)
+    signature = inspect.signature(call).replace(return_annotation=kind)
+    opened.__signature__ = signature  # type: ignore[attr-defined]
+    return opened
+
+
+class AsyncStreamhouseClient:
+    """A connection to a Streamhouse service, for programs with an event loop.
+
+    Has the calls of `StreamhouseClient`, awaited. Close it, or use it in `async with`.
+
+        async with AsyncStreamhouseClient() as client:
+            await client.append("clicks", [{"id": 1}, {"id": 2}])
+            async for batch in await client.subscribe("clicks", start="earliest"):
+                print(batch.data.num_rows)
+
+    Args:
+        endpoint: the service's URL or URLs, as for `StreamhouseClient`; default:
+            `STREAMHOUSE_ENDPOINT`, else http://127.0.0.1:8765.
+        token: the bearer token; default: `STREAMHOUSE_TOKEN`, else none.
+        timeout_s: the most time of a call, as for `StreamhouseClient`.
+        ca_file: certificates of the CAs that may vouch for an `https` endpoint; default:
+            `STREAMHOUSE_CA_FILE`, else the machine's CAs.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        token: str | None = None,
+        timeout_s: float = 30.0,
+        ca_file: str | None = None,
+    ) -> None:
+        self.client: Final = StreamhouseClient(
+            endpoint, token=token, timeout_s=timeout_s, ca_file=ca_file
+        )
+        """The blocking client behind the calls."""
+        self._is_closed = False
+        self._threads = Pool("streamhouse-async", CALLS_MAX)
+
+    def __repr__(self) -> str:
+        return f"Async{self.client!r}"
+
+    async def __aenter__(self) -> AsyncStreamhouseClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the subscriptions, let calls under way end, close the connections; idempotent.
+
+        Calls that still wait for their turn are refused.
+        """
+        self._is_closed = True
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        self.client.close()
+
+    async def run(self, call: Callable[[], _T]) -> _T:
+        """Run `call`, which may block on calls of `client`, and return its result.
+
+        For `read_range`, and for several calls in one. A cancellation breaks off the requests of
+        `call`. Whether a cancelled write is stored is unknown, as after any broken connection.
+        """
+        if self._is_closed:
+            raise self._refusal()
+        stop = StopSignal()
+        context = contextvars.copy_context()
+        context.run(STOP.set, stop)
+        waiting = self._threads.submit(lambda: context.run(call))
+        try:
+            return await asyncio.wrap_future(waiting)
+        except asyncio.CancelledError:
+            stop.set()
+            task = asyncio.current_task()
+            # The call had not begun when the client was closed; nobody cancelled its task.
+            if waiting.cancelled() and not (task and task.cancelling()):
+                raise self._refusal() from None
+            raise
+
+    def _refusal(self) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"the client of {self.client.endpoint} is closed; make another one"
+        )
+
+    add_column = _awaited(StreamhouseClient.add_column)
+    adopt_table = _awaited(StreamhouseClient.adopt_table)
+    alter_partitioning = _awaited(StreamhouseClient.alter_partitioning)
+    alter_properties = _awaited(StreamhouseClient.alter_properties)
+    alter_schema = _awaited(StreamhouseClient.alter_schema)
+    append = _awaited(StreamhouseClient.append)
+    comment_column = _awaited(StreamhouseClient.comment_column)
+    committed = _awaited(StreamhouseClient.committed)
+    consumers = _awaited(StreamhouseClient.consumers)
+    count = _awaited(StreamhouseClient.count)
+    create_database = _awaited(StreamhouseClient.create_database)
+    create_table = _awaited(StreamhouseClient.create_table)
+    delete = _awaited(StreamhouseClient.delete)
+    describe_table = _awaited(StreamhouseClient.describe_table)
+    discard_backup = _awaited(StreamhouseClient.discard_backup)
+    drop_column = _awaited(StreamhouseClient.drop_column)
+    drop_database = _awaited(StreamhouseClient.drop_database)
+    drop_not_null = _awaited(StreamhouseClient.drop_not_null)
+    drop_table = _awaited(StreamhouseClient.drop_table)
+    fetch = _awaited(StreamhouseClient.fetch)
+    forget_consumer = _awaited(StreamhouseClient.forget_consumer)
+    keep_rejected = _awaited(StreamhouseClient.keep_rejected)
+    lake_catalog = _awaited(StreamhouseClient.lake_catalog)
+    lake_divergence = _awaited(StreamhouseClient.lake_divergence)
+    list_databases = _awaited(StreamhouseClient.list_databases)
+    list_tables = _awaited(StreamhouseClient.list_tables)
+    lookup = _awaited(StreamhouseClient.lookup)
+    lookup_one = _awaited(StreamhouseClient.lookup_one)
+    move_table = _awaited(StreamhouseClient.move_table)
+    offsets_for_timestamp = _awaited(StreamhouseClient.offsets_for_timestamp)
+    pin_snapshot = _awaited(StreamhouseClient.pin_snapshot)
+    pinned_snapshots = _awaited(StreamhouseClient.pinned_snapshots)
+    positions = _awaited(StreamhouseClient.positions)
+    prefix_lookup = _awaited(StreamhouseClient.prefix_lookup)
+    query = _awaited(StreamhouseClient.query)
+    read = _awaited(StreamhouseClient.read)
+    rename_column = _awaited(StreamhouseClient.rename_column)
+    replay_rejected = _awaited(StreamhouseClient.replay_rejected)
+    report_position = _awaited(StreamhouseClient.report_position)
+    shards = _awaited(StreamhouseClient.shards)
+    stage_backup = _awaited(StreamhouseClient.stage_backup)
+    status = _awaited(StreamhouseClient.status)
+    table_sizes = _awaited(StreamhouseClient.table_sizes)
+    table_state = _awaited(StreamhouseClient.table_state)
+    transactions = _awaited(StreamhouseClient.transactions)
+    unpin_snapshot = _awaited(StreamhouseClient.unpin_snapshot)
+    upsert = _awaited(StreamhouseClient.upsert)
+    wait_tiered = _awaited(StreamhouseClient.wait_tiered)
+    widen_column = _awaited(StreamhouseClient.widen_column)
+
+    begin_transaction = _opened(StreamhouseClient.begin_transaction, AsyncTransaction)
+    open_transaction = _opened(StreamhouseClient.open_transaction, AsyncTransaction)
+    scan = _opened(StreamhouseClient.scan, AsyncScan)
+    subscribe = _opened(StreamhouseClient.subscribe, AsyncSubscription[Any])
 
 
 def _wake(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:

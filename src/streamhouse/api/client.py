@@ -29,11 +29,32 @@ if TYPE_CHECKING:
 __all__ = ["StreamhouseClient"]
 
 
+# `self` is positional where a call has `**options`: `AsyncStreamhouseClient` wraps the calls.
 class StreamhouseClient(ApplicationClient):
-    """A connection to a Streamhouse service; see `ApplicationClient` for other calls."""
+    """A connection to a Streamhouse service. Thread-safe; call `close`, or use a `with` block.
+
+        with StreamhouseClient("http://127.0.0.1:8765") as client:
+            client.create_table("clicks", "id bigint, shop bigint", if_not_exists=True)
+            client.append("clicks", [{"id": 1, "shop": 5}])
+            print(client.read("clicks", where="shop = 5"))
+
+    Args:
+        endpoint: the service's URL, or the URLs of its processes with commas between, among which
+            the client finds the owner; default: `STREAMHOUSE_ENDPOINT`, else http://127.0.0.1:8765.
+        token: the bearer token; default: `STREAMHOUSE_TOKEN`, else none.
+        timeout_s: the most time of a call, retries included, besides the waits in its arguments.
+            With several endpoints: the most time for the answer of one process. The search for the
+            owner takes 60 s at most, or `#failover_s=SECONDS` at the end of an endpoint.
+        ca_file: certificates of the CAs that may vouch for an `https` endpoint; default:
+            `STREAMHOUSE_CA_FILE`, else the machine's CAs.
+
+    Every call raises a `StreamhouseError` with a message of one sentence, and `UnavailableError`
+    when the service cannot be reached.
+    """
 
     def read(
         self,
+        /,
         path: str,
         *,
         columns: Sequence[str] | None = None,
@@ -56,6 +77,7 @@ class StreamhouseClient(ApplicationClient):
 
     def scan(
         self,
+        /,
         path: str,
         *,
         columns: Sequence[str] | None = None,
@@ -84,7 +106,7 @@ class StreamhouseClient(ApplicationClient):
         read_options = self._read_options(path, columns, where, options)
         return scan_table(StorageClient.of(self), read_options, limit=limit)
 
-    def count(self, path: str, *, where: str | None = None, **options: object) -> int:
+    def count(self, /, path: str, *, where: str | None = None, **options: object) -> int:
         """Count a table's rows as of one instant.
 
         The service counts the keys of a primary key table. Rows of a log are counted by
@@ -108,6 +130,7 @@ class StreamhouseClient(ApplicationClient):
 
     def query(
         self,
+        /,
         statement: str,
         args: Sequence[Any] | Mapping[str, Any] | None = None,
         *,

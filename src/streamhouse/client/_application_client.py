@@ -62,21 +62,7 @@ _B = TypeVar("_B")
 
 
 class ApplicationClient(TransactionCalls):
-    """A connection to one storage service. Thread-safe; call `close`, or use a `with` block.
-
-    Args:
-        endpoint: the service's URL, or the URLs of its processes with commas between, among which
-            the client finds the owner; default: `STREAMHOUSE_ENDPOINT`, else http://127.0.0.1:8765.
-        token: the bearer token; default: `STREAMHOUSE_TOKEN`, else none.
-        timeout_s: the most time of a call, retries included, besides the waits in its arguments.
-            With several endpoints: the most time for the answer of one process. The search for the
-            owner takes 60 s at most, or `#failover_s=SECONDS` at the end of an endpoint.
-        ca_file: certificates of the CAs that may vouch for an `https` endpoint; default:
-            `STREAMHOUSE_CA_FILE`, else the machine's CAs.
-
-    Every call raises a `StreamhouseError` with a message of one sentence, and `UnavailableError`
-    when the service cannot be reached.
-    """
+    """The calls of `StreamhouseClient` without reads of the lake; arguments as there."""
 
     def __init__(
         self,
@@ -485,7 +471,7 @@ class ApplicationClient(TransactionCalls):
             path, keys, lambda rows: reads.lookup(self._transport, name, rows, columns=column_names)
         )
 
-    def lookup_one(self, path: str, **key: Any) -> dict[str, Any] | None:
+    def lookup_one(self, /, path: str, **key: Any) -> dict[str, Any] | None:
         """Return the row with this key, as in `lookup_one("airlines", carrier="UA")`, or None."""
         return self._with_table(
             path,

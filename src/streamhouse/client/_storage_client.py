@@ -19,7 +19,7 @@ __all__ = ["StorageClient"]
 
 
 class StorageClient(ApplicationClient, TieringCalls):
-    """See `ApplicationClient` for arguments and use."""
+    """See `StreamhouseClient` for arguments and use."""
 
     @classmethod
     def of(cls, client: ApplicationClient) -> StorageClient:

@@ -133,7 +133,15 @@ def _joined_future(parts: Sequence[Future[Ranges]]) -> Future[Ranges]:
 
 
 class Producer:
-    """See the module. Thread-safe; call `close`, or use a `with` block.
+    """Writes in the background: each row is stored once, in the order of the calls in its bucket.
+
+    Thread-safe; call `close`, or use a `with` block. `send` returns a future, and an error is in
+    the future and in the next `flush`. Memory is bounded: a full producer makes the caller wait.
+
+        with StreamhouseClient() as client, Producer(client, "clicks") as producer:
+            for number in range(1_000):
+                producer.send({"id": number})
+            producer.flush()
 
     Args:
         client: the client of the service; stays open when the producer is closed.

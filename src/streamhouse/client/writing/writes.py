@@ -75,6 +75,10 @@ class AppendWriter:
     """Numbers the batches of a writer: the service stores each number once.
 
     Not thread-safe: sequences must reach the service in order, and a thread needs its own writer.
+
+    Args:
+        writer_id: the writer's number, by default random. Batches of a second writer with the same
+            number count as repetitions of the first writer's batches, from the first batch on.
     """
 
     def __init__(self, writer_id: int | None = None) -> None:
