@@ -217,7 +217,7 @@ def _opened(
     call: Callable[Concatenate[StreamhouseClient, _P], _T],
     kind: Callable[[_T, AsyncStreamhouseClient], _R],
 ) -> Callable[Concatenate[AsyncStreamhouseClient, _P], Coroutine[Any, Any, _R]]:
-    """Return a call of the client as a coroutine function whose result has calls of its own."""
+    """Return a call of the client as a coroutine function; `kind` wraps the result."""
 
     async def opened(self: AsyncStreamhouseClient, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         return kind(await self.run(lambda: call(self.client, *args, **kwargs)), self)
@@ -231,7 +231,7 @@ def _opened(
 class AsyncStreamhouseClient:
     """A connection to a Streamhouse service, for programs with an event loop.
 
-    Has the calls of `StreamhouseClient`, awaited. Close it, or use it in `async with`.
+    Has the calls of `StreamhouseClient`, awaited. Close the client, or use `async with`.
 
         async with AsyncStreamhouseClient() as client:
             await client.append("clicks", [{"id": 1}, {"id": 2}])
@@ -243,7 +243,7 @@ class AsyncStreamhouseClient:
             `STREAMHOUSE_ENDPOINT`, else http://127.0.0.1:8765.
         token: the bearer token; default: `STREAMHOUSE_TOKEN`, else none.
         timeout_s: the most time of a call, as for `StreamhouseClient`.
-        ca_file: certificates of the CAs that may vouch for an `https` endpoint; default:
+        ca_file: certificates of the CAs for an `https` endpoint; default:
             `STREAMHOUSE_CA_FILE`, else the machine's CAs.
     """
 

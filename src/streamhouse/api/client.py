@@ -39,13 +39,13 @@ class StreamhouseClient(ApplicationClient):
             print(client.read("clicks", where="shop = 5"))
 
     Args:
-        endpoint: the service's URL, or the URLs of its processes with commas between, among which
+        endpoint: the service's URL, or the URLs of the service's processes with commas between, and
             the client finds the owner; default: `STREAMHOUSE_ENDPOINT`, else http://127.0.0.1:8765.
         token: the bearer token; default: `STREAMHOUSE_TOKEN`, else none.
         timeout_s: the most time of a call, retries included, besides the waits in its arguments.
             With several endpoints: the most time for the answer of one process. The search for the
             owner takes 60 s at most, or `#failover_s=SECONDS` at the end of an endpoint.
-        ca_file: certificates of the CAs that may vouch for an `https` endpoint; default:
+        ca_file: certificates of the CAs for an `https` endpoint; default:
             `STREAMHOUSE_CA_FILE`, else the machine's CAs.
 
     Every call raises a `StreamhouseError` with a message of one sentence, and `UnavailableError`
