@@ -34,6 +34,7 @@ USERS: Final[dict[str, dict[str, str]]] = {
         f"{_SERVICE}.kafka_door.fetching._list_offsets": "asks the service, for Kafka clients",
     },
     "offsets_for_timestamp": {
+        "streamhouse.api.async_client": "awaits the call of the client",
         "streamhouse.client.following._log_source": "asks the service, for a subscription",
         "streamhouse.reading.plan._key_table_read": "asks the service, for asOfTimestamp",
         "streamhouse.reading.plan._lake_or_log": "asks the service, for batch reads",
