@@ -163,6 +163,7 @@ class CatalogDoor(Door):
         self._service = service
         self._live = LiveCuts(service)
         service.manager.upkeep.start(self._live.jobs())
+        service.status.live_state = self._live.state_of
         service.door_gauges["catalog_requests"] = (
             "Requests to /iceberg in progress.",
             lambda: self._requests,

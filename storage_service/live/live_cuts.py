@@ -96,6 +96,22 @@ class LiveCuts:
             self._builder.memory_bytes,
         )
 
+    def state_of(self, table: OpenTable) -> dict[str, int] | None:
+        """Return the latest cut of a table's rows for the status, None without a cut in memory."""
+        cached = self._cached.get((table.info.table_id, LakeRole.ROWS))
+        if cached is None or cached.cut is None:
+            return None
+        cut = cached.cut
+        return {
+            "made_us": int(cut.made_s * 1_000_000),
+            "rows_written": cut.rows_written,
+            "bytes_written": cut.bytes_written,
+            "rows_since": sum(
+                tablet.high_watermark - cut.end_offsets.get(bucket, 0)
+                for bucket, tablet in enumerate(table.tablets)
+            ),
+        }
+
     def jobs(self) -> list[Job]:
         """Return the job for deleting old folders of live cuts."""
         return [Job(name="live_sweep", every_ms=_SWEEP_MS, look=self._look, is_eager=True)]

@@ -11,6 +11,7 @@ unauthorised caller gets 403 before the handler runs, so 404 reveals nothing.
 from __future__ import annotations
 
 import enum
+import importlib.resources
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ __all__ = [
     "ANY",
     "ANY_TOKEN",
     "API_PAGE_FILES",
+    "DOCUMENT_FILES",
     "HEALTH_PATH",
     "METRICS_PATH",
     "OPEN_PAGES",
@@ -56,7 +58,14 @@ API_PAGE_FILES: Final[Mapping[str, str]] = {
     "/docs/swagger-ui-bundle.js": "swagger-ui-bundle.js",
 }
 """Path -> file, for the page that describes the control routes."""
-OPEN_PAGES: Final = frozenset((STATUS_PAGE_PATH, *API_PAGE_FILES))
+_DOCUMENTS: Final = importlib.resources.files("streamhouse.storage_service.server.control")
+DOCUMENT_FILES: Final[Mapping[str, str]] = {
+    f"/docs/{file.name}": file.name
+    for file in _DOCUMENTS.joinpath("documents").iterdir()
+    if file.name.endswith(".md")
+}
+"""Path -> file, for the documents of this version, as Markdown."""
+OPEN_PAGES: Final = frozenset((STATUS_PAGE_PATH, *API_PAGE_FILES, *DOCUMENT_FILES))
 """Pages without data: a page fetches its data with a token."""
 # These answers describe the process, so a process without the data may give them.
 _OF_THE_PROCESS: Final = frozenset(("health", "page", "status", "metrics"))
@@ -285,6 +294,7 @@ _CONTROL: Final = (
 
 _PAGES: Final = (
     *(_page(path, "api_page", OPEN) for path in API_PAGE_FILES),
+    *(_page(path, "document", OPEN) for path in sorted(DOCUMENT_FILES)),
     _page("/openapi.json", "openapi", ANY_TOKEN),
 )
 

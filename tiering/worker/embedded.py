@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -56,6 +57,7 @@ class EmbeddedTieringWorker:
             _logger.warning("event=worker_not_stopped waited_s=%d", _STOP_WAIT_S_MAX)
 
     def _run(self) -> None:
+        self._say_starting()
         from streamhouse.lake.lake_tables import IcebergLake  # noqa: PLC0415 - pyiceberg does not delay serving
         from streamhouse.tiering.worker._service import TieringService, new_worker_id  # noqa: PLC0415 - pyiceberg does not delay serving
         from streamhouse.tiering.worker.thread_runner import ThreadRunner  # noqa: PLC0415 - pyiceberg does not delay serving
@@ -86,3 +88,11 @@ class EmbeddedTieringWorker:
                     lake.close()
         except StreamhouseError:
             _logger.exception("event=worker_ended")
+
+    def _say_starting(self) -> None:
+        """Show the worker in the service's status while the lake's library loads."""
+        with (
+            contextlib.suppress(StreamhouseError),
+            StorageClient(self._endpoint, token=self._token) as client,
+        ):
+            client.claim_tiering(self._worker_id or "embedded", tables=[])

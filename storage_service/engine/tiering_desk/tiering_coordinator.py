@@ -60,6 +60,7 @@ from streamhouse.storage_service.engine.tiering_desk.history_check import (
 )
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import (
     ClaimAnswer,
+    EndedRound,
     RoundProgress,
     SeenWorkers,
     TieringRound,
@@ -141,7 +142,8 @@ class TieringCoordinator:
     ) -> ClaimAnswer:
         """Claim the most overdue table; with `force` fresh and paused tables are claimed, too.
 
-        With `include_idle` a fully tiered table is claimed for maintenance, too.
+        With `include_idle` a fully tiered table is claimed for maintenance, too. A worker that
+        starts claims an empty list of tables.
         """
         answer = await self._claim(worker_id, tables=tables, force=force, include_idle=include_idle)
         self._workers.asked(worker_id, answer.reason, now_s=self._runtime.monotonic_s())
@@ -156,8 +158,8 @@ class TieringCoordinator:
         include_idle: bool,
     ) -> ClaimAnswer:
         candidates = []
-        reason, retry_ms = "no_tables", 1 << 62
         wanted = tuple(self._tables() if tables is None else tables)
+        reason, retry_ms = "no_tables" if tables is None or wanted else "starting", 1 << 62
         unread = [table for table in wanted if not table.is_age_known]
         if unread:
             await self._runtime.run(_read_ages, unread)
@@ -483,7 +485,13 @@ class TieringCoordinator:
             is_in_time = age_ms <= table.properties.datalake_freshness_ms
             self.rounds_ended["in_time" if is_in_time else "late"] += 1
             state.oldest_us = None
-            state.last_round_ms = int((self._runtime.monotonic_s() - state.started_at_s) * 1000)
+            state.last_round_ms = self._round_ms(state)
+            state.ended.append(
+                EndedRound(ended_us=self._runtime.clock_us(), round_ms=state.last_round_ms)
+            )
+
+    def _round_ms(self, state: TieringRound) -> int:
+        return int((self._runtime.monotonic_s() - state.started_at_s) * 1000)
 
     async def fail(self, table: OpenTable, *, table_id: int, epoch: int, error: str) -> int:
         """End the failed round `epoch`; return the pause before the next round, in milliseconds."""
@@ -498,12 +506,20 @@ class TieringCoordinator:
         state.failures += 1
         pause_ms = round(self._backoff.after(state.failures) * 1000)
         state.last_error = error
+        shown_error = error[:_LOGGED_ERROR_CHARACTERS_MAX]
+        state.ended.append(
+            EndedRound(
+                ended_us=self._runtime.clock_us(),
+                round_ms=self._round_ms(state),
+                error=shown_error,
+            )
+        )
         _logger.warning(
             "event=tiering_failed table=%s epoch=%d pause_ms=%d why=%r",
             table.path,
             epoch,
             pause_ms,
-            error[:_LOGGED_ERROR_CHARACTERS_MAX],
+            shown_error,
         )
         state.paused_until_s = self._runtime.monotonic_s() + pause_ms / 1000
         state.end(self._runtime.monotonic_s())

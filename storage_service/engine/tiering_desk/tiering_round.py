@@ -6,7 +6,7 @@ Times are of a monotonic clock. Decisions are the coordinator's.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,12 +14,13 @@ from streamhouse.core.model.lake.facts import LakeDebt
 from streamhouse.core.model.table_state import TieringAssignment
 from streamhouse.storage_service.engine.open_table import OpenTable
 
-__all__ = ["ClaimAnswer", "RoundProgress", "SeenWorkers", "TieringRound"]
+__all__ = ["ClaimAnswer", "EndedRound", "RoundProgress", "SeenWorkers", "TieringRound"]
 
 AGING_LOOKS_PER_TTL: Final = 10
 AGING_MS_MIN: Final = 60_000
 _WORKERS_MAX: Final = 1_000
 _SEEN_S_MAX: Final = 60.0
+_ROUNDS_KEPT: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,19 @@ class RoundProgress:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRound:
+    """A round that has ended: when, how long it took, and the error of a failed round."""
+
+    ended_us: int
+    round_ms: int
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"ended_us": self.ended_us, "round_ms": self.round_ms, "error": self.error}
+
+
 @dataclass
 class TieringRound:
     """A table's current round, and the results of earlier rounds.
@@ -74,6 +88,7 @@ class TieringRound:
     failures: int = 0
     paused_until_s: float = 0.0
     last_error: str = ""
+    ended: deque[EndedRound] = field(default_factory=lambda: deque(maxlen=_ROUNDS_KEPT))
     is_over: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -130,6 +145,7 @@ class TieringRound:
             "last_error": self.last_error,
             "pause_left_ms": _left_ms(self.paused_until_s, now_s),
             "last_round_ms": self.last_round_ms,
+            "rounds": [ended.to_json() for ended in reversed(self.ended)],
             "round_ms": int((now_s - self.started_at_s) * 1000) if self.worker_id else 0,
             "progress": self.progress.to_json() if self.worker_id else None,
             "maintenance_debt": None if self.debt is None else self.debt.status_json(),

@@ -89,7 +89,8 @@ def lag_of(table: OpenTable, consumer: Consumer, *, now_us: int) -> ConsumerLag:
         if bucket in consumer.offsets
     )
     known = table.consumers.written_us
-    times = [known[place] for place in _places(table, consumer) if place in known]
+    # A report reads the time of the first unread row. Without a time, the row is younger.
+    times = [known.get(place, consumer.reported_us) for place in _places(table, consumer)]
     lag_ms = None if rows else 0
     if rows and times:
         lag_ms = max(0, now_us - min(times)) // 1_000

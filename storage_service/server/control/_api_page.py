@@ -1,4 +1,6 @@
-"""The page at /docs that describes and tries control routes: swagger-ui, as packaged.
+"""The page at /docs that describes and tries control routes, and the documents below /docs.
+
+swagger-ui and the documents are packaged. The status page shows the documents.
 
 The page loads all files from the service and works without the internet. The page has no secrets:
 all requests use a token entered by the user.
@@ -13,7 +15,7 @@ from typing import Final
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from streamhouse.storage_service.server.routes import API_PAGE_FILES
+from streamhouse.storage_service.server.routes import API_PAGE_FILES, DOCUMENT_FILES
 
 __all__ = ["api_page_routes"]
 
@@ -21,6 +23,7 @@ _CONTENT_TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
+    "md": "text/markdown; charset=utf-8",
 }
 _HEADERS: Final = {
     # swagger-ui has inline styles, and pictures in its style sheet.
@@ -35,21 +38,28 @@ _HEADERS: Final = {
 
 
 def api_page_routes(app: FastAPI) -> None:
-    """Make the routes of the page and its files."""
+    """Make the routes of the page, its files and the documents."""
 
     async def api_page(request: Request) -> Response:
-        name = API_PAGE_FILES[request.scope["path"]]
-        cache_control = "no-cache" if name.endswith("html") else "max-age=3600"
-        return Response(
-            _file(name),
-            media_type=_CONTENT_TYPES[name.rpartition(".")[2]],
-            headers={**_HEADERS, "Cache-Control": cache_control},
-        )
+        return _answer("swagger", API_PAGE_FILES[request.scope["path"]])
 
-    for path in API_PAGE_FILES:
-        app.add_route(path, api_page, methods=["GET"], include_in_schema=False)
+    async def document(request: Request) -> Response:
+        return _answer("documents", DOCUMENT_FILES[request.scope["path"]])
+
+    for paths, page in ((API_PAGE_FILES, api_page), (DOCUMENT_FILES, document)):
+        for path in paths:
+            app.add_route(path, page, methods=["GET"], include_in_schema=False)
+
+
+def _answer(folder: str, name: str) -> Response:
+    cache_control = "no-cache" if name.endswith("html") else "max-age=3600"
+    return Response(
+        _file(folder, name),
+        media_type=_CONTENT_TYPES[name.rpartition(".")[2]],
+        headers={**_HEADERS, "Cache-Control": cache_control},
+    )
 
 
 @functools.cache
-def _file(name: str) -> bytes:
-    return importlib.resources.files(__package__).joinpath("swagger", name).read_bytes()
+def _file(folder: str, name: str) -> bytes:
+    return importlib.resources.files(__package__).joinpath(folder, name).read_bytes()

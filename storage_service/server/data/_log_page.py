@@ -168,10 +168,11 @@ class LogReader:
         ends: tuple[int, int],
     ) -> LogPage:
         """Return exactly the stored rows of [offset, end) as text."""
-        batches = []
+        batches, written_us = [], []
         next_offset = offset
         for frame in stored:
             first, next_offset = max(offset, frame.base_offset), min(end, frame.end_offset)
+            written_us.append((first, frame.timestamp_us))
             rows = self._rows(frame, info)
             batches.append(rows.slice(first - frame.base_offset, next_offset - first))
         fingerprint_bytes = (
@@ -187,6 +188,7 @@ class LogReader:
             high_watermark=ends[1],
             fingerprint=fingerprint,
             batches=batches,
+            written_us=written_us,
         )
         pieces = page.pieces(self._form)
         return LogPage(

@@ -10,7 +10,7 @@ import enum
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -54,6 +54,8 @@ class TextPage:
     high_watermark: int
     fingerprint: str | None
     batches: Sequence[pa.RecordBatch]
+    written_us: Sequence[tuple[int, int]]
+    """The first offset of each batch, and the time of its write."""
 
     def pieces(self, form: LogForm) -> list[bytes | memoryview]:
         """Return the page as text."""
@@ -61,13 +63,14 @@ class TextPage:
         if form is LogForm.NDJSON:
             lines = [memoryview(joined(part, separator="\n")) for part in texts if len(part)]
             return [piece for line in lines for piece in (line, b"\n")] or [b""]
-        fields: dict[str, int | str] = {
+        fields: dict[str, Any] = {
             "table_id": self.table_id,
             "bucket": self.bucket,
             "first_offset": self.first_offset,
             "next_offset": self.next_offset,
             "log_start_offset": self.log_start_offset,
             "high_watermark": self.high_watermark,
+            "written_us": self.written_us,
         }
         if self.fingerprint is not None:
             fields["fingerprint"] = self.fingerprint

@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from streamhouse.core.errors import StreamhouseError
@@ -90,6 +90,9 @@ class StatusSampler:
         self._tables_max = max(full_tables_max, brief_tables_max)
         # By table id.
         self._histories: dict[int, TableHistory] = {}
+        self._troubles: dict[int, tuple[str, int]] = {}
+        self.live_state: Callable[[OpenTable], dict[str, Any] | None] = lambda _: None
+        """The live cut of a table, set by the door with live tables; None without a cut."""
         self._writing: dict[bool, asyncio.Future[str]] = {}
         self._brief_text, self._brief_until_s = "", 0.0
 
@@ -118,7 +121,39 @@ class StatusSampler:
                 log_bytes += _log_bytes(table)
                 histories[table.info.table_id] = history
         self._histories = histories
+        self._note_troubles(tables, now_us=now_us)
         await self._figures.look(written_rows=written, read_rows=read, log_bytes=log_bytes)
+
+    def _note_troubles(self, tables: Iterable[OpenTable], *, now_us: int) -> None:
+        """Remember since when each table has its trouble; a new kind of trouble begins anew."""
+        kinds = {table.info.table_id: self._trouble(table) for table in tables}
+        kinds |= {table.table_id: "damaged" for table in self._manager.damaged_tables()}
+        before = self._troubles
+        self._troubles = {
+            table_id: before[table_id] if before.get(table_id, ("",))[0] == kind else (kind, now_us)
+            for table_id, kind in kinds.items()
+            if kind
+        }
+
+    def _trouble(self, table: OpenTable) -> str:
+        """Return the kind of a table's trouble, or an empty text."""
+        last_round = self._manager.tiering.round_of(table)
+        if table.failures:
+            return "unusable"
+        if table.lake.diverged:
+            return "two histories"
+        if last_round.failures:
+            return "failing"
+        if max(self._history_of(table).last_lags_ms, default=0) > (
+            table.properties.datalake_freshness_ms
+        ):
+            return "late"
+        return "debt" if last_round.debt and has_much_debt(last_round.debt) else ""
+
+    def _since(self, table_id: int) -> dict[str, int]:
+        """Return the field `since_us` of a table with trouble."""
+        trouble = self._troubles.get(table_id)
+        return {} if trouble is None else {"since_us": trouble[1]}
 
     async def text(self, *, is_brief: bool = False) -> str:
         """Return the status as JSON; concurrent callers share the text.
@@ -161,7 +196,10 @@ class StatusSampler:
             "sample_interval_ms": STATUS_INTERVAL_MS,
             "service": self._figures.to_json(),
             "table_count": len(every),
-            "damaged_tables": [damaged.to_json() for damaged in manager.damaged_tables()],
+            "damaged_tables": [
+                damaged.to_json() | self._since(damaged.table_id)
+                for damaged in manager.damaged_tables()
+            ],
             "strangers": list(manager.registry.strangers),
             "workers": [
                 {"worker_id": status["worker_id"], "table": str(table.path)}
@@ -210,6 +248,7 @@ class StatusSampler:
             "tiering": {name: value for name, value in tiering.items() if value},
             "unusable": [why[:_ERROR_CHARACTERS_MAX] for why in table.failures[:1]],
             "history": {"written_rows_per_s": list(map(round, history.written_per_s_short()))},
+            **self._since(table.info.table_id),
         }
 
     def _full(self, table: OpenTable) -> dict[str, Any]:
@@ -256,6 +295,8 @@ class StatusSampler:
                 "read_rows_per_s": list(map(round, read)),
                 "lag_ms": history.lags_ms(),
             },
+            "live": self.live_state(table),
+            **self._since(table.info.table_id),
         }
 
     def _consumers(self, table: OpenTable) -> list[dict[str, Any]]:

@@ -20,9 +20,9 @@ def _page() -> str:
     """Return the page, with the parts inserted into the outline."""
     folder = importlib.resources.files(__package__).joinpath("page")
     html = folder.joinpath("status.html").read_text("utf-8")
-    for name in ("status.css", "figures.js", "status.js"):
-        html = html.replace(f"/* {name} */", folder.joinpath(name).read_text("utf-8"))
-    return html
+    return re.sub(
+        r"/\* (\w+\.(?:css|js)) \*/", lambda part: folder.joinpath(part[1]).read_text("utf-8"), html
+    )
 
 
 def _digests(html: str, tag: str) -> str:

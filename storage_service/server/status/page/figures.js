@@ -6,31 +6,31 @@ function whole(number) {
   return String(Math.round(number)).replace(/\B(?=(\d{3})+$)/g, THIN);
 }
 
-// Three digits that count: 12.3 k.
+// Three digits that count.
+function digits(value) {
+  return value < 9.995 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : whole(value);
+}
 function short(number) {
   let value = Math.abs(number);
-  if (value < 9999.5) return (number < 0 ? "-" : "") + (value < 9.95 && value % 1 >= 0.05
-    ? value.toFixed(1) : whole(value));
+  const sign = number < 0 ? "-" : "";
+  if (value < 999.5) return sign + (value < 9.95 && value % 1 >= 0.05 ? value.toFixed(1) : whole(value));
   for (const unit of ["k", "M", "G", "T"]) {
     value /= 1000;
-    if (value < 999.5 || unit === "T") return (number < 0 ? "-" : "")
-      + (value < 9.995 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : whole(value)) + THIN + unit;
+    if (value < 999.5 || unit === "T") return sign + digits(value) + THIN + unit;
   }
 }
 
 // By 1024, as the command line writes and reads sizes.
 function bytes(count) {
-  if (count === null || count === undefined) return "–";
-  for (const unit of ["B", "KiB", "MiB", "GiB", "TiB"]) {
-    if (count < 999.5 || unit === "TiB")
-      return `${count < 9.95 && unit !== "B" ? +count.toFixed(1) : whole(count)}${THIN}${unit}`;
+  if (count < 999.5) return `${whole(count)}${THIN}B`;
+  for (const unit of ["KiB", "MiB", "GiB", "TiB"]) {
     count /= 1024;
+    if (count < 999.5 || unit === "TiB") return digits(count) + THIN + unit;
   }
 }
 
 // Two units at most, so that ages can be compared at a glance.
 function age(ms) {
-  if (ms === null || ms === undefined) return "–";
   if (ms < 1) return ms > 0 ? `${ms.toFixed(1)}${THIN}ms` : `0${THIN}s`;
   if (ms < 10) return `${+ms.toFixed(1)}${THIN}ms`;
   if (ms < 999.5) return `${Math.round(ms)}${THIN}ms`;
@@ -48,7 +48,18 @@ function age(ms) {
 }
 
 function percent(share) {
-  return `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}${THIN}%`;
+  return `${(100 * share).toFixed(share && share < 0.0995 ? 1 : 0)}${THIN}%`;
+}
+
+// Every figure of the page: "–" for what is not known or does not apply, else three digits that count and the unit.
+// Offsets, and how long a list is, are exact.
+const UNITS = { B: bytes, ms: age, "%": percent, "/s": rate => `${short(rate)}/s`, cores: n => `${n.toFixed(2)}${THIN}cores`, exact: whole };
+function figure(value, unit = "") {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  return (UNITS[unit] ?? short)(value);
+}
+function counted(count, one, many = `${one}s`) {
+  return `${figure(count)} ${count === 1 ? one : many}`;
 }
 
 // The top of a scale: 1, 2 or 5 and zeros, at least `most`.
@@ -79,19 +90,24 @@ function linePath(values, { width, height, top, points = 0 }) {
 
 const SORTS = ["state", "table", "row_count", "written_rows_per_s", "read_rows_per_s", "log_bytes", "lag_ms", "shard"];
 
-// #/?q=orders&sort=lag_ms&dir=down is the list, #/sales/orders one table.
+// #/?q=orders&sort=lag_ms&dir=down is the list, #/sales/orders one table, #/~docs/runbook/streamhousedown a document.
+const DOCUMENTS = "~docs";
 function parseRoute(hash) {
   const [path, query = ""] = hash.replace(/^#(table-|\/)?/, "").split("?");
   const parts = path.split("/").filter(Boolean).map(part => {
     try { return decodeURIComponent(part); } catch { return part; }
   });
   const asked = new URLSearchParams(query), sort = asked.get("sort");
+  if (parts[0] === DOCUMENTS) return { table: null, file: parts[1] ?? "README", at: parts[2] ?? "" };
   if (parts.length) return { table: parts.length === 1 && !parts[0].includes(".") ? `default.${parts[0]}` : parts.join(".") };
   return { table: null, search: asked.get("q") ?? "", only: asked.get("only") ?? "",
     sort: SORTS.includes(sort) ? sort : "state", isDown: asked.get("dir") === "down" };
 }
 function routeOfTable(name) {
   return `#/${name.split(".").map(encodeURIComponent).join("/")}`;
+}
+function routeOfDocument(file, at = "") {
+  return `#/${[DOCUMENTS, file, ...(at ? [at.toLowerCase()] : [])].map(encodeURIComponent).join("/")}`;
 }
 function routeOfList({ search, only, sort, isDown }) {
   const asked = new URLSearchParams();
@@ -125,7 +141,7 @@ function lateness(table) {
 
 // Damaged tables have no figures, and are looked for like all others.
 function listed(status) {
-  return [...status.tables, ...(status.damaged_tables ?? []).map(t => ({ table: t.table, shard: t.shard, damaged: t.reason,
+  return [...status.tables, ...(status.damaged_tables ?? []).map(t => ({ table: t.table, shard: t.shard, damaged: t.reason, since_us: t.since_us,
     row_count: 0, log_bytes: 0, written_rows_per_s: 0, read_rows_per_s: 0, lag_ms: 0, is_tiered: false, tiering: {} }))];
 }
 function wanted(tables, { search, only }) {
@@ -136,7 +152,9 @@ function wanted(tables, { search, only }) {
 function inOrder(tables, { sort, isDown }) {
   const byName = (a, b) => a.table < b.table ? -1 : a.table > b.table ? 1 : 0;
   const compare = {
-    state: (a, b) => STATES[stateOf(a)].rank - STATES[stateOf(b)].rank || lateness(b) - lateness(a),
+    // Tables without trouble keep their places: their lag goes up and down with each round.
+    state: (a, b) => STATES[stateOf(a)].rank - STATES[stateOf(b)].rank
+      || (STATES[stateOf(a)].rank < STATES.fresh.rank ? lateness(b) - lateness(a) : 0),
     table: byName,
     shard: (a, b) => String(a.shard ?? "").localeCompare(String(b.shard ?? ""), "en", { numeric: true }),
   }[sort] ?? ((a, b) => (a[sort] ?? 0) - (b[sort] ?? 0));
@@ -146,10 +164,10 @@ function inOrder(tables, { sort, isDown }) {
 function debtText(debt) {
   if (debt.maintenance_error) return `maintenance failed: ${debt.maintenance_error}`;
   if (debt.is_scattered)
-    return `a round writes ${whole(debt.round_files)} files for ${whole(debt.round_rows)} rows: `
+    return `a round writes ${figure(debt.round_files)} files for ${figure(debt.round_rows)} rows: `
       + "fewer buckets or coarser partitions, or a longer table.datalake.freshness";
-  const parts = [`${whole(debt.small_files)} small files`, `${whole(debt.delete_files)} delete files`];
-  if (debt.deleted_share >= 0.001) parts.push(`${percent(debt.deleted_share)} of the rows deleted`);
+  const parts = [counted(debt.small_files, "small file"), counted(debt.delete_files, "delete file")];
+  if (debt.deleted_share >= 0.001) parts.push(`${figure(debt.deleted_share, "%")} of the rows deleted`);
   return `maintenance does not keep up: ${parts.join(", ")}`;
 }
 
@@ -173,44 +191,91 @@ function together(status) {
     history: { written_rows_per_s: added("written_rows_per_s"), read_rows_per_s: added("read_rows_per_s") } };
 }
 
-const JOURNAL_LAG_MS_HIGH = 5000;
-
-// The lag is that of the last sample: by now there may be nothing left to wait.
-function waiting(rows) {
-  return rows ? `; ${whole(rows)} ${rows === 1 ? "row waits" : "rows wait"}` : "";
+// The reason before the place: "/data/…/0.log at byte 0: checksum mismatch" is a checksum mismatch, wherever it is.
+const PLACE = /\/|^(bucket|segment|line|shard|epoch) \S+$|\.\w{2,6}( at \S.*)?$/;
+function causeOf(text) {
+  const parts = String(text ?? "").split(": "), where = [];
+  while (parts.length > 1 && (PLACE.test(parts[0]) || /^table '.*'$/.test(parts[0]))) where.push(parts.shift());
+  const cause = parts.join(": ");
+  return { cause: cause.charAt(0).toUpperCase() + cause.slice(1), where: where.filter(part => !/^table '/.test(part)).join(": ") };
 }
 
-// What somebody has to look after, the worst first.
+const JOURNAL_LAG_MS_HIGH = 5000, READER_LAG_MS_HIGH = 600e3, SILENT_MS = 60e3;
+
+// A slow reader reports and is behind; a silent reader has stopped to report.
+function readerState(consumer, nowUs) {
+  const silentMs = (nowUs - consumer.reported_us) / 1000;
+  if (silentMs > SILENT_MS) return { word: "silent", kind: consumer.rows_at_risk ? "bad" : consumer.lag_rows ? "warn" : "none" };
+  if (consumer.lag_rows && (consumer.lag_ms === null || consumer.lag_ms > READER_LAG_MS_HIGH))
+    return { word: "slow", kind: consumer.rows_at_risk ? "bad" : "late" };
+  return { word: "reads", kind: consumer.rows_at_risk ? "bad" : "fine" };
+}
+function readerTrouble(c, nowUs) {
+  const { word } = readerState(c, nowUs), silentMs = (nowUs - c.reported_us) / 1000;
+  const how = word === "silent" ? `has not reported for ${figure(silentMs, "ms")}`
+    : word === "slow" ? `reports, and is ${c.lag_ms === null ? "at rows that only the lake has" : `${figure(c.lag_ms, "ms")} behind`}` : "reads";
+  const unread = `${counted(c.lag_rows, "row")} unread`;
+  const since_us = word === "silent" ? c.reported_us : c.lag_ms ? nowUs - 1000 * c.lag_ms : null;
+  if (c.rows_at_risk) return { rank: 3.2, kind: "bad", word: "rows at risk", runbook: "StreamhouseReaderRowsAtRisk", since_us,
+    text: `${counted(c.rows_at_risk, "row leaves", "rows leave")} the log soon. Reader ${c.name} ${how}, ${unread}` };
+  if (word === "slow") return { rank: 4.5, kind: "late", word: "slow reader", runbook: "StreamhouseReaderLate", since_us, text: `Reader ${c.name} ${how}, ${unread}` };
+  if (word === "silent" && c.lag_rows && silentMs > READER_LAG_MS_HIGH)
+    return { rank: 4.6, kind: "warn", word: "silent reader", runbook: "StreamhouseReaderLate", since_us, text: `Reader ${c.name} ${how}, ${unread}` };
+  return null;
+}
+
+const RUNBOOK = { damaged: "StreamhouseTableDamaged", unusable: "StreamhouseRowsByKeyUnusable", "two histories": "StreamhouseTwoHistories",
+  failing: "StreamhouseTieringFails", late: "StreamhouseLakeLate" };
+
+// What somebody has to look after, the worst first: the cause, the place, since when, and the document with the remedy.
 function troubles(status) {
-  const found = [], add = (rank, kind, word, text, table = null, weight = 0) =>
-    found.push({ rank, kind, word, text, table, weight });
+  const found = [], add = (rank, kind, word, text, { table = null, weight = 0, since_us = null, runbook = null, document = null } = {}) => {
+    found.push({ rank, kind, word, ...causeOf(text), table, weight, since_us, document: runbook ? ["runbook", runbook] : document });
+  };
   for (const s of status.shards ?? []) if (!s.answers) add(0, "bad", "away",
-    `Shard ${s.shard} does not answer: its tables are not shown.`);
+    `Shard ${s.shard} does not answer, so its tables are not shown`, { runbook: "StreamhouseShardWithoutOwner" });
   const services = (status.shards ?? []).length > 1
     ? status.shards.filter(s => s.service).map(s => [`Shard ${s.shard}: `, s.service]) : [["", status.service]];
   for (const [whose, service] of services) {
     if (!service) continue;
     const share = service.disk_bytes_max ? service.disk_bytes / service.disk_bytes_max : 0;
-    const room = `${bytes(service.disk_bytes)} of ${bytes(service.disk_bytes_max)} (--disk-max)`;
-    if (share > 1) add(0, "bad", "disk full", `${whose}Writes are refused: rows take ${room}.`);
-    else if (share > 0.8) add(3.5, "warn", "disk", `${whose}Rows take ${room}.`);
+    const room = `${figure(service.disk_bytes, "B")} of ${figure(service.disk_bytes_max, "B")} (--disk-max)`;
+    if (share > 1) add(0, "bad", "disk full", `${whose}Writes are refused: rows take ${room}`, { runbook: "StreamhouseDiskFilling" });
+    else if (share > 0.8) add(3.5, "warn", "disk", `${whose}Rows take ${room}`, { runbook: "StreamhouseDiskFilling" });
     const journal = service.journal;
-    if (journal?.damaged_files?.length) add(0, "bad", "damaged", `${whose}Journalled files are damaged: ${journal.damaged_files.join(", ")}.`);
+    if (journal?.damaged_files?.length) add(0, "bad", "damaged", `${whose}Journalled files are damaged: ${journal.damaged_files.join(", ")}`, { runbook: "StreamhouseFilesDamaged" });
     if (journal?.lag_ms > JOURNAL_LAG_MS_HIGH) add(1, "bad", "journal",
-      `${whose}The journal is ${age(journal.lag_ms)} behind: ${bytes(journal.lag_bytes)} are not in the store.`);
-    if (service.errors?.internal) add(1, "bad", "bug", `${whose}${whole(service.errors.internal)} requests met a bug: the log has them under their request ids.`);
+      `${whose}The journal is ${figure(journal.lag_ms, "ms")} behind: ${figure(journal.lag_bytes, "B")} are not in the store`,
+      { runbook: "StreamhouseJournalBehind", since_us: status.now_us - 1000 * journal.lag_ms });
+    if (service.errors?.internal) add(1, "bad", "bug", `${whose}${counted(service.errors.internal, "request")} met a bug: the log has them under their request ids`,
+      { runbook: "StreamhouseInternalErrors" });
   }
-  for (const text of status.strangers ?? []) add(2, "warn", "stranger", text);
+  for (const text of status.strangers ?? []) add(2, "warn", "stranger", text, { document: ["operations", ""] });
+  const late = [], isWithoutWorker = status.workers && !status.workers.length && !status.idle_workers.length;
   for (const t of listed(status)) {
     const state = stateOf(t), tiering = t.tiering ?? {};
     const rounds = tiering.failures === 1 ? "The last round" : `${tiering.failures} rounds in a row`;
-    const text = { damaged: `Not served: ${t.damaged}`, unusable: t.unusable?.[0], "two histories": tiering.diverged,
+    // Without a worker every table becomes late: the worker is what is missing.
+    if (state === "late" && isWithoutWorker) { late.push(t); continue; }
+    const text = { damaged: t.damaged, unusable: t.unusable?.[0], "two histories": tiering.diverged,
       failing: `${rounds} failed: ${tiering.last_error || "no reason was given"}`,
-      late: `${age(t.lag_ms)} behind, ${age(t.freshness_ms)} wanted${waiting(tiering.untiered_rows)}`,
+      late: `${figure(t.lag_ms, "ms")} behind, ${figure(t.freshness_ms, "ms")} wanted${tiering.untiered_rows ? `; ${counted(tiering.untiered_rows, "row waits", "rows wait")}` : ""}`,
       debt: state === "debt" ? debtText(tiering.maintenance_debt) : "" }[state];
-    if (text) add(STATES[state].rank, STATES[state].kind, state, text, t.table, lateness(t));
+    if (!text) continue;
+    add(STATES[state].rank, STATES[state].kind, state, text, { table: t.table, weight: lateness(t), since_us: sinceOf(t, status.now_us),
+      runbook: RUNBOOK[state] ?? null, document: ["maintenance", ""] });
   }
-  for (const c of status.consumers?.worst ?? []) if (c.rows_at_risk) add(3.2, "bad", "reader",
-    `Reader ${c.name} has not read ${whole(c.rows_at_risk)} rows that leave the log soon.`, c.table, c.rows_at_risk);
+  if (late.length) add(STATES.late.rank, "late", "no worker",
+    `No tiering worker was heard of in the last minute: ${counted(late.length, "table is", "tables are")} late, `
+      + `${counted(late.reduce((sum, t) => sum + (t.tiering?.untiered_rows ?? 0), 0), "row waits", "rows wait")}`,
+    { since_us: Math.min(...late.map(t => sinceOf(t, status.now_us))), document: ["watching", "a-lake-that-lags-behind"] });
+  for (const c of status.consumers?.worst ?? []) {
+    const trouble = readerTrouble(c, status.now_us);
+    if (trouble) add(trouble.rank, trouble.kind, trouble.word, trouble.text, { ...trouble, table: c.table, weight: c.rows_at_risk || c.lag_ms || 0 });
+  }
   return found.sort((a, b) => a.rank - b.rank || b.weight - a.weight);
+}
+// A late table is late since its freshness was over; of other troubles the service keeps the time.
+function sinceOf(table, nowUs) {
+  return stateOf(table) === "late" ? nowUs - 1000 * (table.lag_ms - table.freshness_ms) : table.since_us ?? null;
 }

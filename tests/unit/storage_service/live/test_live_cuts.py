@@ -45,6 +45,24 @@ async def test_a_cut_has_what_was_acknowledged_in_log_and_lake(tmp_path: Path) -
         assert await world.cut() is before
 
 
+async def test_the_status_has_the_latest_cut_and_the_rows_since(tmp_path: Path) -> None:
+    async with live_world(tmp_path) as world:
+        await world.http.create_table(bucket_count=2)
+        await world.write("append", event_rows(0, 5))
+
+        async def state() -> dict[str, Any] | None:
+            answer = await world.http.call("GET", "/v1/status", query={"table": "events"})
+            state: dict[str, Any] | None = answer.json()["tables"][0]["live"]
+            return state
+
+        assert await state() is None
+        await world.cut()
+        await world.write("append", event_rows(5, 7))
+        present = await state()
+        assert present is not None
+        assert (present["rows_written"], present["rows_since"]) == (5, 2)
+
+
 async def test_a_cut_of_a_table_with_keys_has_its_changes(tmp_path: Path) -> None:
     async with live_world(tmp_path) as world:
         await world.http.create_table(primary_key=("id",), bucket_count=2)

@@ -53,7 +53,11 @@ async def test_a_fetch_as_json_has_the_rows_that_were_asked_for(service: InProce
     )
 
     assert answer.headers["content-type"] == JSON
-    assert answer.json() == {
+    page = answer.json()
+    (first, before_us), (second, after_us) = page.pop("written_us")
+    assert (first, second) == (1, 3)
+    assert before_us < after_us
+    assert page == {
         "table_id": 1,
         "bucket": 0,
         "first_offset": 1,

@@ -9,12 +9,16 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
+from streamhouse.storage_service.server.routes import DOCUMENT_FILES
 from streamhouse.storage_service.server.status._status_page import status_page
 
-__all__ = ["NOW_US", "PageServer", "page_server", "status_of"]
+__all__ = ["NOW_US", "PageServer", "newest_rows", "page_server", "status_of", "table_info"]
+
+_DOCUMENTS: Final = Path(__file__).resolve().parents[5] / "docs"
 
 NOW_US: Final = 1_800_000_000_000_000
 _DATABASES: Final = ("sales", "market", "web", "billing", "iot", "ops")
@@ -65,6 +69,8 @@ def _troubled(tables: list[dict[str, Any]]) -> None:
         "last_error": "CommitFailedError: the catalog answers 503 to a commit of "
         "s3://lake/warehouse/web/orders_011; it is tried again after a pause of 32 s",
     }
+    tables[11]["since_us"] = NOW_US - 412_000_000
+    tables[14]["since_us"] = tables[17]["since_us"] = NOW_US - 7_200_000_000
     tables[14]["tiering"] = {"maintenance_debt": _debt(small_files=1_991, delete_files=1_769)}
     tables[17]["lag_ms"] = 0
     tables[17]["tiering"] = {"maintenance_debt": _debt(small_files=240, delete_files=12)}
@@ -92,7 +98,9 @@ def _readers(tables: list[dict[str, Any]], count: int, rng: random.Random) -> di
             "lag_rows": round(lag_ms * rng.uniform(0.02, 3)),
             "lag_ms": lag_ms if number else None,
             "rows_at_risk": 48_210 if number < 2 else 0,
-            "reported_us": NOW_US - rng.randrange(9_000_000),
+            # Some have stopped to report: nobody started them again.
+            "reported_us": NOW_US
+            - (1_000 * lag_ms if number in (3, 5) else rng.randrange(9_000_000)),
         }
         for number, lag_ms in enumerate(lags)
     ]
@@ -141,7 +149,8 @@ def status_of(
         _troubled(tables)
     busy = [table for table in tables if table["tiering"].get("untiered_rows")][:9]
     writing = {"step": "writing", "rows_done": 610_000, "rows_planned": 1_950_000}
-    damage = {"table": "ops.audit_trail", "code": "corrupt_log", "shard": None}
+    damage: dict[str, Any] = {"table": "ops.audit_trail", "code": "corrupt_log", "shard": None}
+    damage["since_us"] = NOW_US - 3_900_000_000
     damage["reason"] = "bucket 2: segment 00000000000041203311.log: checksum mismatch at 48 811 008"
     return {
         "now_us": NOW_US,
@@ -169,11 +178,19 @@ def status_of(
     }
 
 
+def _rounds() -> list[dict[str, Any]]:
+    errors = ("", "", "CommitFailedError: the catalog answers 503 to s3://lake/warehouse", "", "")
+    return [
+        {"ended_us": NOW_US - 60_000_000 * (n + 1), "round_ms": 8_412 + 700 * n, "error": error}
+        for n, error in enumerate(errors)
+    ]
+
+
 def in_full(table: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """Return the full form of a table that `status_of` has told in brief."""
     count, rows = 8, table["row_count"] // 8
     rate = table["written_rows_per_s"] / 8
-    lags = [table["lag_ms"] * (8 - bucket) // 8 for bucket in range(count)]
+    lags = [table["lag_ms"] * (8 - bucket * 3 % 8) // 8 for bucket in range(count)]
     tiering = {
         **dict.fromkeys(("untiered_rows", "lease_left_ms", "failures", "round_ms"), 0),
         **dict.fromkeys(("diverged", "worker_id", "last_error"), ""),
@@ -181,6 +198,7 @@ def in_full(table: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         "tiered_at_us": NOW_US - 60_000_000,
         "last_round_ms": 8_412,
         "pause_left_ms": 0,
+        "rounds": _rounds(),
         "progress": None,
         "maintenance_debt": _debt(deleted_share=0.002),
         **table["tiering"],
@@ -190,6 +208,11 @@ def in_full(table: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         "lake_snapshot_id": "6194823109123847123",
         "tiering": tiering,
         "has_much_debt": "maintenance_debt" in table["tiering"],
+        "live": {"made_us": NOW_US - 4_000_000, "rows_since": 812},
+        "constraints": [
+            {"name": "positive", "predicate": "price > 0", "refused_rows": 0}
+            | {"rejected_rows": 1_234}
+        ],
         "consumers": _readers([table], 3, rng)["worst"],
         "buckets": [
             {
@@ -211,6 +234,78 @@ def in_full(table: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     }
 
 
+_COLUMNS: Final[list[dict[str, Any]]] = [
+    {"id": 1, "name": "id", "type": "bigint", "nullable": False, "comment": "given by the shop"},
+    {"id": 2, "name": "placed", "type": "timestamp", "nullable": False},
+    {"id": 3, "name": "item", "type": "string", "nullable": True},
+    {"id": 4, "name": "price", "type": "decimal(10,2)", "nullable": True},
+    {"id": 5, "name": "tags", "type": {"type": "array", "element": "string"}, "nullable": True},
+    {"id": 6, "name": "picture", "type": "binary", "nullable": True},
+]
+
+
+def table_info(table: str) -> dict[str, Any]:
+    """Return the description of a table with six columns."""
+    return {
+        "path": table,
+        "schema": _COLUMNS,
+        "primary_key": [],
+        "bucket_count": 2,
+        "bucket_key": ["item"],
+        "partitioned_by": ["day(placed)"],
+        "properties": {"table.datalake.freshness": "30s", "table.log.ttl": "7d"},
+        "table_id": 17,
+        "schema_id": 2,
+        "created_at_us": NOW_US - 40 * 86_400_000_000,
+    }
+
+
+def newest_rows(bucket: int) -> dict[str, Any]:
+    """Return the newest rows of one of two buckets, as a fetch does."""
+    items = ("tea", "coffee", None, "", "two\nlines", "a long name " * 40)
+    rows = [
+        {
+            "id": 9007199254740993 + 2 * number + bucket,
+            "placed": f"2027-01-15T07:59:{30 + number:02d}.125000+00:00",
+            "item": items[number % 6],
+            "price": None if number == 2 else f"{number}.50",
+            "tags": [None, [], ["new", "sale"]][number % 3],
+            "picture": None if number % 4 else "89504e470d0a1a0a" * 8,
+        }
+        for number in range(12)
+    ]
+    times = [[100 + n, NOW_US - 30_000_000 + n * 2_000_000 + bucket] for n in range(12)]
+    ends = {"log_start_offset": 0, "high_watermark": 112, "written_us": times}
+    return {
+        "table_id": 17,
+        "bucket": bucket,
+        "first_offset": 100,
+        "next_offset": 112,
+        **ends,
+        "rows": rows,
+    }
+
+
+def lake_table(database: str, name: str) -> dict[str, Any]:
+    """Return a lake table with a few snapshots, as the catalog loads it."""
+    place = f"s3://lake/warehouse/{database}/{name}"
+    snapshots = [
+        {
+            "snapshot-id": 6194823109123847123 - number,
+            "timestamp-ms": NOW_US // 1_000 - 60_000 * (number + 1),
+            "summary": {
+                "operation": "overwrite" if number == 2 else "append",
+                "added-records": str(12_345 * (number + 1)),
+                "added-data-files": "8",
+                "total-records": str(2_000_000_000 - 50_000 * number),
+            },
+        }
+        for number in range(5)
+    ]
+    metadata = {"format-version": 2, "location": place, "snapshots": snapshots}
+    return {"metadata-location": f"{place}/metadata/00042-7d.metadata.json", "metadata": metadata}
+
+
 class PageServer:
     """The page and a status that a test sets. `token` is the one that is asked for."""
 
@@ -221,6 +316,11 @@ class PageServer:
         )
         self.token: str | None = None
         self.refuses = False
+        self.may_read_rows = True
+        self.info: Callable[[str], dict[str, Any]] = table_info
+        self.rows: Callable[[int], dict[str, Any]] = newest_rows
+        self.rejecting = "billing.alerts_189"
+        """The table with rejected rows."""
         self.asked: list[str] = []
         self.url = ""
 
@@ -231,10 +331,12 @@ class PageServer:
         if url.path == "/":
             page = status_page()
             return 200, dict(page.headers), bytes(page.body)
-        if url.path != "/v1/status":
-            return 404, {}, b""
+        if url.path in DOCUMENT_FILES:
+            return 200, {}, (_DOCUMENTS / DOCUMENT_FILES[url.path]).read_bytes()
         if self.token is not None and token != f"Bearer {self.token}":
             return _refused(401, "unauthorized", "a token is needed")
+        if url.path != "/v1/status":
+            return self._answer_of_table(unquote(url.path))
         if self.refuses or self.status is None:
             return _refused(503, "unavailable", "the service is stopping")
         status = self.status
@@ -242,6 +344,27 @@ class PageServer:
             found = [self.full(t) for t in status["tables"] if t["table"] == table[0]]
             status = {**status, "tables": found}
         return 200, {"content-type": "application/json"}, json.dumps(status).encode()
+
+    def _answer_of_table(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        """Return what a page asks for once about one table."""
+        parts = path.split("/")[1:]
+        answer: dict[str, Any]
+        if not self.may_read_rows:
+            return _refused(403, "forbidden", "the token has no grant")
+        if parts[0] == "iceberg":
+            answer = lake_table(parts[3], parts[5])
+        elif parts[-1] == "tables":
+            answer = {"tables": [f"{self.rejecting}__rejected"]}
+        elif parts[-1] == "count":
+            answer = {"count": 1_234}
+        elif parts[-1] == "state":
+            ends = {"log_start_offset": 0, "high_watermark": 112}
+            answer = {"positions": {"0": ends, "1": ends}}
+        elif parts[-1] == "fetch":
+            answer = self.rows(int(parts[-2]))
+        else:
+            answer = self.info(parts[-1])
+        return 200, {"content-type": "application/json"}, json.dumps(answer).encode()
 
 
 def _refused(status: int, code: str, message: str) -> tuple[int, dict[str, str], bytes]:

@@ -1,4 +1,4 @@
-"""The status page's figures, order and troubles, in the language that they are written in."""
+"""The figures, order, troubles and values of the status page, run as JavaScript."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 from streamhouse.storage_service.server import status
 
 NODE = shutil.which("node")
-FIGURES = Path(status.__file__).parent / "page" / "figures.js"
+PAGE = Path(status.__file__).parent / "page"
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 def test_the_functions_of_the_page_hold() -> None:
     assert NODE is not None
-    script = Path(__file__).parent / "figures.test.js"
+    scripts = sorted(map(str, Path(__file__).parent.glob("*.test.js")))
 
     done = subprocess.run(
-        [NODE, "--test", str(script)],
-        env={**os.environ, "FIGURES": str(FIGURES)},
+        [NODE, "--test", *scripts],
+        env={**os.environ, "PAGE": str(PAGE)},
         capture_output=True,
         text=True,
         timeout=120,

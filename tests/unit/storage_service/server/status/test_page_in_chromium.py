@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from tests.support.chromium import CHROMIUM, Page, chromium
-from tests.unit.storage_service.server.status.status_world import PageServer, page_server, status_of
+from tests.unit.storage_service.server.status.status_world import (
+    PageServer,
+    newest_rows,
+    page_server,
+    status_of,
+    table_info,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,6 +46,15 @@ LOW_CONTRAST = """(() => {
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     if (ratio < 4.5) low.push(`${walk.currentNode.data.trim()}: ${ratio.toFixed(2)}`); }
   return [...new Set(low)]; })()"""
+
+
+OVERFLOWING = """[...document.querySelectorAll('.sheet, .scroll:not(.rows), header, main')]
+  .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1)
+  .map(e => `${e.className || e.tagName}: ${e.innerText.slice(0, 60)}`)"""
+# How many heights the cards of the strip have, and the charts.
+HEIGHTS = """['.strip > div', '.plot svg'].map(cards => new Set(
+  [...document.querySelectorAll(cards)].filter(e => e.checkVisibility())
+  .map(e => Math.round(e.getBoundingClientRect().height))).size || 1)"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,7 @@ def world(browser: Page) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("is_dark", [False, True])
-@pytest.mark.parametrize("width", [390, 1024, 1600])
+@pytest.mark.parametrize("width", [390, 1024, 1440])
 def test_a_thousand_tables_fit_and_can_be_read(world: World, width: int, is_dark: bool) -> None:
     world.page.look(width=width, height=844 if width < 600 else 1000, is_dark=is_dark)
     colours = "dark" if is_dark else "light"
@@ -92,6 +107,10 @@ def test_a_thousand_tables_fit_and_can_be_read(world: World, width: int, is_dark
         assert world.page.messages == []
         assert world.page.run("document.documentElement.scrollWidth") == width
         assert world.page.run(LOW_CONTRAST) == []
+        # Rows and statements may be wider than a page; lists and cards are not.
+        assert world.page.run(OVERFLOWING) == []
+        if width >= 1024:
+            assert world.page.run(HEIGHTS) == [1, 1]
 
 
 def test_on_a_phone_every_figure_says_what_it_is(world: World) -> None:
@@ -135,7 +154,8 @@ def test_what_is_late_or_failing_is_first_and_long_lists_are_cut(world: World) -
     states = world.texts("#tables td.state")
     assert len(states) == 100
     assert states[:10] == ["damaged", "failing", *["late"] * 6, "debt", "debt"]
-    assert world.texts("#attention-heading") == ["Needs attention: 13"]
+    # With the readers that are behind by more than ten minutes.
+    assert world.texts("#attention-heading") == ["Needs attention: 19"]
     assert len(world.texts("#readers tbody tr")) == len(world.texts("#workers tbody tr")) == 5
     assert world.texts("#readers-heading") == ["Readers: the 50 most late of 1\u202f000"]
 
@@ -177,14 +197,169 @@ def test_a_table_has_an_address_and_back_returns_to_the_list(world: World) -> No
     assert world.page.run("document.title") == "billing.alerts_189 \u2013 Streamhouse"
     assert world.page.run("document.getElementById('list').hidden")
     assert len(world.texts("#one figure")) == 2
-    assert world.server.asked[-1] == "/v1/status?table=billing.alerts_189"
+    assert "/v1/status?table=billing.alerts_189" in world.server.asked
 
     world.page.run("history.back()")
     world.page.wait_for(f"!document.getElementById('list').hidden && {LISTED} === 1")
     world.open("#/billing/nothing", ready="document.querySelector('#one h1') !== null")
     assert "There is no table of this name" in world.texts("#one .empty")[0]
     world.open("#/ops/audit_trail", ready="document.querySelector('#one h1') !== null")
-    assert "Not served: bucket 2" in world.texts("#one .error")[0]
+    assert "Not served: Checksum mismatch" in world.texts("#one .error")[0]
+
+
+TABLE = "#/billing/alerts_189"
+ROWS_SHOWN = "document.querySelectorAll('#one-rows tbody tr').length"
+SNAPSHOTS_SHOWN = "document.querySelectorAll('#one-snapshots tbody tr').length"
+
+
+def test_a_tables_page_has_its_definition_newest_rows_and_place(world: World) -> None:
+    world.open(TABLE, ready=f"{ROWS_SHOWN} > 0 && {SNAPSHOTS_SHOWN} > 0")
+    world.page.wait_for("document.querySelector('#one-rejected a') !== null")
+
+    columns = world.texts("#one-columns tr:nth-child(1) td, #one-columns tr:nth-child(3) td")
+    assert columns[0:5] == ["id", "", "bigint", "not null", "given by the shop"]
+    assert columns[5:] == ["itembucket key", "", "string", "nullable", ""]
+    assert "array<string>" in world.texts("#one-columns code")
+    definition = world.texts("#one-definition dd")
+    assert definition[:3] == ["2 by item", "day(placed)", "17, schema version 2"]
+    assert "table.log.ttl = 7d" in world.texts("#one-definition li")
+    assert world.texts("#one-place dd")[0] == "s3://lake/warehouse/billing/alerts_189"
+    assert len(world.texts("#one-snapshots tbody tr")) == 5
+    results = ["in the lake"] * 2 + ["failed"] + ["in the lake"] * 2
+    assert world.texts("#one-rounds .word") == results
+    assert world.texts("#one-constraints td.name") == ["positive"]
+    assert world.texts("#one-rejected") == [
+        "1.23\u202fk rows did not fit, and are kept in billing.alerts_189$rejected."
+    ]
+    assert world.page.run(ROWS_SHOWN) == 20
+    # The last row of the log first, with exact numbers; values are told from each other.
+    values = world.texts("#one-rows tbody tr:nth-child(1) td")
+    assert values[1:4] == ["1", "111", "9007199254741016"]
+    assert {"NULL", '""', "two\\nlines", '["new", "sale"]', "[]"} <= set(
+        world.texts("#one-rows td.value")
+    )
+    assert "0x89504e470d0a1a0a… · 64\u202fB" in world.texts("#one-rows td.value")
+
+
+def test_rows_are_read_once_and_again_by_a_click(world: World) -> None:
+    world.open(TABLE, ready=f"{ROWS_SHOWN} > 0")
+
+    def fetches() -> int:
+        return sum("/fetch" in target for target in world.server.asked)
+
+    assert fetches() == 2
+    for _ in range(3):
+        world.page.run("refresh()")
+    assert fetches() == 2
+    assert all("end_offset=112" in t for t in world.server.asked if "/fetch" in t)
+    world.page.run("document.getElementById('rows-again').click()")
+    world.page.wait_for(f"{ROWS_SHOWN} > 0")
+    assert fetches() == 4
+
+
+def test_who_may_not_read_a_table_sees_a_sentence(world: World) -> None:
+    world.server.may_read_rows = False
+    sentence = "This token may not see the rows: it needs a grant to read billing.alerts_189."
+    world.open(TABLE, ready=f"document.getElementById('one-rows').textContent === {sentence!r}")
+
+    assert world.page.run(ROWS_SHOWN) == 0
+    assert "may not see the columns" in world.texts("#one-columns")[0]
+    assert "may not see the place" in world.texts("#one-place")[0]
+    # The state of the service is still shown.
+    assert len(world.texts("#one figure")) == 2
+
+
+def test_rows_that_are_too_large_are_not_read_to_their_end(world: World) -> None:
+    def large(bucket: int) -> dict[str, Any]:
+        page = newest_rows(bucket)
+        page["rows"][0]["item"] = "x" * (1 << 20 if bucket else 1)
+        return page
+
+    world.server.rows = large
+    world.open(TABLE, ready=f"{ROWS_SHOWN} > 0")
+
+    assert world.page.run(ROWS_SHOWN) == 12
+    assert world.texts("#one-rows .note") == [
+        "Rows of bucket 1 are larger than 256\u202fKiB together, and are not shown."
+    ]
+
+
+def test_the_lines_to_read_a_table_are_copied_by_a_click(world: World) -> None:
+    world.open(TABLE, ready=f"{ROWS_SHOWN} > 0")
+    world.page.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
+    for label in ("Spark", "Python", "DuckDB", "curl"):
+        world.page.run(f"document.querySelector('[data-key=\"tab {label}\"]').click()")
+        world.page.run("document.querySelector('[data-key=copy]').click()")
+        lines = world.page.run("window.copied")
+        assert lines == world.texts("#one-reading pre")[0]
+        assert world.server.url.rstrip("/") in lines
+        assert "alerts_189" in lines
+
+
+def test_a_damaged_table_says_what_holds_and_what_to_do(world: World) -> None:
+    world.open("#/ops/audit_trail", ready="document.querySelector('#one h1') !== null")
+    world.page.picture(PICTURES / "damaged.png")
+
+    assert world.texts("#one .error")[0].startswith("Not served: Checksum mismatch at 48 811 008")
+    assert world.texts("#one h2")[:2] == ["What holds", "What to do, the best remedy first"]
+    assert "for 1 h 5 min" in world.texts("#one .title")[0].replace("\u202f", " ")
+    # Nothing is asked of a table that is not served.
+    assert not any("audit_trail/" in target for target in world.server.asked)
+    world.page.run("[...document.querySelectorAll('#one-head a')].at(-1).click()")
+    world.page.wait_for("document.querySelector('#document .marked') !== null")
+    assert world.texts("#document .marked") == ["StreamhouseTableDamaged"]
+
+
+def test_documents_are_shown_without_a_token(world: World) -> None:
+    world.server.token = "secret"
+    world.open("#/~docs/README", ready="document.querySelector('#document h1') !== null")
+    world.page.picture(PICTURES / "document.png")
+
+    assert world.page.run("document.getElementById('login').hidden")
+    watching = "[...document.querySelectorAll('#document a')].find(a => /Watching/.test(a.text))"
+    world.page.run(f"{watching}.click()")
+    heading = "document.querySelector('#document h1')?.textContent"
+    world.page.wait_for(f"{heading} === 'Watching a service'")
+    world.open("#/~docs/nothing", ready="document.querySelector('#document .error') !== null")
+    assert world.texts("#document") == ["There is no document of this name."]
+    assert all(target == "/" or target.startswith("/docs/") for target in world.server.asked)
+
+
+def test_each_trouble_has_a_cause_a_time_and_a_remedy(world: World) -> None:
+    world.open()
+    world.page.run("document.querySelector('[data-key=\"more attention\"]').click()")
+
+    assert world.texts("#attention .text")[0].startswith("Checksum mismatch at 48 811 008 bucket 2")
+    assert world.texts("#attention .remedy") == ["What to do"] * 19
+    words, since = world.texts("#attention .word"), world.texts("#attention .since")
+    without_time = {word for word, text in zip(words, since, strict=True) if not text}
+    assert without_time == {"disk", "rows at risk"}
+    assert {"slow reader", "silent reader", "rows at risk"} <= set(words)
+
+
+def test_an_embedded_worker_that_starts_is_no_missing_worker(world: World) -> None:
+    assert world.server.status is not None
+    starting = {"worker_id": "embedded", "reason": "starting"}
+    world.server.status |= {"workers": [], "idle_workers": [starting]}
+    world.open()
+
+    assert "it loads the lake's library" in world.texts("#workers")[0]
+    assert "no worker" not in world.texts("#attention .word")
+
+
+def _attacked_info(table: str) -> dict[str, Any]:
+    nested = {"type": "struct", "fields": [{"name": ATTACK, "type": "string"}]}
+    columns = [
+        {"id": 9, "name": ATTACK, "type": "string", "nullable": True, "comment": ATTACK},
+        {"id": 10, "name": "nested", "type": nested, "nullable": True},
+    ]
+    changes = {"schema": columns, "properties": {ATTACK: ATTACK}, "partitioned_by": [ATTACK]}
+    return table_info(table) | changes
+
+
+def _attacked_rows(bucket: int) -> dict[str, Any]:
+    rows = [{ATTACK: ATTACK, "nested": {ATTACK: ATTACK}} for _ in range(12)]
+    return newest_rows(bucket) | {"rows": rows}
 
 
 def _attacked() -> dict[str, Any]:
@@ -208,8 +383,9 @@ def _attacked() -> dict[str, Any]:
     return status
 
 
-def test_names_and_errors_of_others_are_text(world: World) -> None:
+def test_names_values_and_errors_of_others_are_text(world: World) -> None:
     world.server.status = _attacked()
+    world.server.info, world.server.rows = _attacked_info, _attacked_rows
     for fragment, ready in (
         ("", f"{LISTED} > 0"),
         ("#/db/%3Cimg%20src=x%20onerror='window.hacked=1'%3E", "document.querySelector('#one h1')"),
@@ -221,6 +397,12 @@ def test_names_and_errors_of_others_are_text(world: World) -> None:
         assert world.page.run("document.querySelectorAll('script').length") == 1
         assert world.page.messages == []
     assert ATTACK in world.texts("#one .error")[0]
+    world.page.wait_for(f"{ROWS_SHOWN} > 0")
+    assert world.page.run("window.hacked === undefined")
+    assert world.page.run("document.querySelectorAll('img, #one script').length") == 0
+    assert ATTACK[:60] in world.texts("#one-rows td.value")[0]
+    assert ATTACK in world.texts("#one-rows th")
+    assert world.texts("#one-definition li") == [f"{ATTACK} = {ATTACK}"]
     world.open()
     world.page.picture(PICTURES / "attacked.png", is_whole=True)
     assert ATTACK in world.texts("#workers td.name")
