@@ -94,7 +94,9 @@ def test_the_image_has_what_there_is() -> None:
     assert extra in setup["options.extras_require"]
     assert all((ROOT / name).exists() for name in kept)
     # What the source tree's links lead to is in the context.
-    assert {"connector", "storage_service", "tiering", "src", "constraints.txt"} <= set(kept)
+    assert {"connector", "storage_service", "tiering", "docs", "src", "constraints.txt"} <= set(
+        kept
+    )
     assert "\nUSER 10001:10001\n" in text
     assert '\nENTRYPOINT ["streamhouse"]\nCMD ["serve"]\n' in text
     assert "/ready" in text
