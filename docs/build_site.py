@@ -4,7 +4,9 @@ The site is MkDocs' over the documents of this folder, with an environment of it
 makes what MkDocs reads, and needs nothing but Python:
 
 - the documents, with links that lead out of `docs/` turned into pages of the site;
-- the navigation, from the lists of `README.md`, so that a document is listed once;
+- the navigation, from the lists of `README.md`, so that a document is listed once; decisions are
+  for those who follow a link;
+- for each page how much it counts in a search;
 - a reference page for each public name, from its docstrings, which are read and not imported.
 
 The site is one folder a version beside `versions.json`, which the version selector reads: build
@@ -30,6 +32,7 @@ __all__ = [
     "foreign_assets",
     "navigation",
     "public_names",
+    "search_rank",
     "stage",
     "staged_path",
     "tools",
@@ -49,6 +52,17 @@ CONSTRUCTED: Final = (
 )
 # What reads the docstrings; MkDocs looks for it beside its configuration.
 CALLS: Final = "awaited_calls.py"
+STYLE: Final = "site.css"
+# Documents with a part of nearly every subject, which are seldom the answer to a question.
+RANKS: Final = {
+    "README.md": 0.5,
+    "architecture.md": 0.4,
+    "crash_table.md": 0.4,
+    "rooms.md": 0.2,
+    "storage_format.md": 0.3,
+}
+# A section of the start page that the navigation leaves out: its pages are for readers of links.
+DECISIONS: Final = "Decisions"
 # Public name -> the classes of its results, which have no public name and are on its page.
 RESULTS: Final[dict[str, tuple[str, ...]]] = {
     "AsyncStreamhouseClient": (
@@ -165,6 +179,8 @@ def navigation(start: str, reference: list[str]) -> list[dict[str, object]]:
     seen: set[str] = set()
     parts = _SECTION.split(start)
     for title, body in zip(parts[1::2], parts[2::2], strict=True):
+        if title == DECISIONS:
+            continue
         pages = []
         for words, link in _LISTED.findall(body):
             page = staged_path(os.path.normpath(f"docs/{link}"))
@@ -173,8 +189,29 @@ def navigation(start: str, reference: list[str]) -> list[dict[str, object]]:
                 seen.add(page)
         if pages:
             nav.append({title[:1].upper() + title[1:]: pages})
-    nav.insert(-1, {"Python reference": [{n: f"reference/{n}.md"} for n in reference]})
+    nav.append({"Python reference": [{n: f"reference/{n}.md"} for n in reference]})
     return nav
+
+
+def search_rank(page: str) -> float:
+    """How much a page counts in a search, where a document for users counts 1; 0: not at all."""
+    folder, _, name = page.rpartition("/")
+    if folder == "decisions":
+        return 0.02
+    if folder == "reference":
+        return 0.1 if name == f"{ERRORS}.md" else 0.2
+    if folder.startswith("repository"):
+        return 0.05 if name in {"CHANGELOG.md", "CONTRIBUTING.md", "RESULTS.md"} else 0
+    return RANKS.get(name, 1.0)
+
+
+def _write_page(pages: Path, page: str, text: str) -> None:
+    """Write a page with what MkDocs does with it: its place in a search, and the start's width."""
+    rank = search_rank(page)
+    meta = {"search": {"boost": rank} if rank else {"exclude": True}}
+    meta |= {"hide": ["navigation"]} if page == staged_path(START) else {}
+    # JSON is YAML.
+    _write(pages / page, f"---\n{json.dumps(meta)}\n---\n{text}")
 
 
 def _write(path: Path, text: str) -> None:
@@ -193,6 +230,7 @@ def stage(work: Path, root: Path = ROOT) -> None:
     shutil.rmtree(work, ignore_errors=True)
     pages = work / "docs"
     shutil.copytree(root / "docs/images", pages / "images")
+    shutil.copy(root / "docs" / STYLE, pages)
     # A copy has no links: what reads the docstrings does not follow them.
     shutil.copytree(
         root / "src/streamhouse",
@@ -213,7 +251,7 @@ def stage(work: Path, root: Path = ROOT) -> None:
         else:
             suffix = PurePosixPath(path).suffix.removeprefix(".") or "text"
             text = f"# {PurePosixPath(path).name}\n\n````{suffix}\n{text}\n````\n"
-        _write(pages / staged_path(path), text)
+        _write_page(pages, staged_path(path), text)
     names = public_names(root)
     errors = {name: home for name, home in names.items() if name.endswith("Error")}
     alone = {name: home for name, home in names.items() if name not in errors}
@@ -221,10 +259,10 @@ def stage(work: Path, root: Path = ROOT) -> None:
         shown = _reference(home, heading_level=1, merge_init_into_class=name in CONSTRUCTED)
         results = (f"streamhouse.{result}" for result in RESULTS.get(name, ()))
         shown += "".join(_reference(result, merge_init_into_class=False) for result in results)
-        _write(pages / f"reference/{name}.md", shown)
+        _write_page(pages, f"reference/{name}.md", shown)
     shutil.copy(root / "docs" / CALLS, work)
     parts = "".join(_reference(home, members=False, show_bases=True) for home in errors.values())
-    _write(pages / f"reference/{ERRORS}.md", f"# {ERRORS}\n\n{parts}")
+    _write_page(pages, f"reference/{ERRORS}.md", f"# {ERRORS}\n\n{parts}")
     nav = navigation((root / START).read_text(encoding="utf-8"), [*alone, ERRORS])
     nav_text = json.dumps({"INHERIT": str(root / "mkdocs.yml"), "docs_dir": "docs", "nav": nav})
     _write(work / "mkdocs.yml", nav_text)

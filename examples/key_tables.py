@@ -10,7 +10,6 @@ import os
 import threading
 import time
 
-import pyarrow as pa
 from flights import load_airlines, load_planes
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -175,7 +174,7 @@ def read_live_with_duckdb() -> None:
     )
     with streamhouse.StreamhouseClient() as client:
         written = time.perf_counter()
-        client.upsert(AIRLINES, pa.table({"carrier": ["ZZ"], "name": ["Zeppelin Express"]}))
+        client.upsert(AIRLINES, {"carrier": "ZZ", "name": "Zeppelin Express"})
     row = duck.execute("SELECT name FROM live.nyc.airlines WHERE carrier = 'ZZ'").fetchone()
     took_ms = 1000 * (time.perf_counter() - written)
     if row != ("Zeppelin Express",):

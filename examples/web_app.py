@@ -2,7 +2,7 @@
 
 Run it beside a service:
 
-    pip install fastapi uvicorn
+    pip install pyspark-streamhouse fastapi uvicorn
     STREAMHOUSE_ENDPOINT=http://127.0.0.1:8765 uvicorn --app-dir examples web_app:app
 
     curl -X PUT localhost:8000/orders -H 'Content-Type: application/json' \
@@ -23,7 +23,6 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from streamhouse import AsyncStreamhouseClient
-from streamhouse.core.errors import AlreadyExistsError
 
 TABLE = "web.orders"
 
@@ -40,11 +39,8 @@ class Order(BaseModel):
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Have one client as long as the application runs; its end ends all subscriptions."""
     async with AsyncStreamhouseClient() as client:
-        with contextlib.suppress(AlreadyExistsError):
-            await client.create_database("web")
-        with contextlib.suppress(AlreadyExistsError):
-            columns = "id BIGINT NOT NULL, city STRING, price DOUBLE"
-            await client.create_table(TABLE, columns, primary_key="id")
+        columns = "id bigint, city string, price double"
+        await client.create_table(TABLE, columns, primary_key="id", if_not_exists=True)
         app.state.client = client
         yield
 

@@ -23,8 +23,7 @@ from stage import console, step, storage_service  # noqa: E402  examples are no 
 
 from streamhouse import StreamhouseClient  # noqa: E402
 
-FLIGHTS = pa.schema([("flight", pa.int64()), ("carrier", pa.string()), ("delay", pa.float64())])
-DELAYS = pa.schema([pa.field("flight", pa.int64(), nullable=False), *list(FLIGHTS)[1:]])
+COLUMNS = "flight bigint, carrier string, delay double"
 
 
 def main() -> None:
@@ -34,9 +33,8 @@ def main() -> None:
         storage_service(Path(folder, "data")),
         StreamhouseClient() as client,
     ):
-        client.create_database("pipeline")
-        client.create_table("pipeline.flights", FLIGHTS)
-        client.create_table("pipeline.delays", DELAYS, primary_key=["flight"])
+        client.create_table("pipeline.flights", COLUMNS)
+        client.create_table("pipeline.delays", COLUMNS, primary_key="flight")
         client.append("pipeline.flights", flights(200))
         with step("Run the pipeline"):
             run_pipeline(Path(folder))
@@ -44,7 +42,7 @@ def main() -> None:
         console.print(f"late_flights: {pq.read_table(kept / 'late_flights').num_rows} rows")
         for row in pq.read_table(kept / "delay_by_carrier").sort_by("carrier").to_pylist():
             console.print("delay_by_carrier: {carrier} {delay} of {n}".format(**row))
-        late = client.read("pipeline.delays").num_rows
+        late = client.count("pipeline.delays")
         console.print(f"pipeline.delays: {late} late flights")
 
 
@@ -55,8 +53,7 @@ def flights(count: int) -> pa.Table:
             "flight": range(count),
             "carrier": [("AA", "UA")[i % 2] for i in range(count)],
             "delay": [30.0 if i % 4 == 0 else 0.0 for i in range(count)],
-        },
-        schema=FLIGHTS,
+        }
     )
 
 

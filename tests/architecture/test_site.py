@@ -16,6 +16,7 @@ from docs.build_site import (
     foreign_assets,
     navigation,
     public_names,
+    search_rank,
     stage,
     staged_path,
     with_links_inside,
@@ -59,7 +60,9 @@ def test_each_entry_of_the_navigation_is_a_page(staged: Path) -> None:
     sections = {title: pages for entry in config["nav"] for title, pages in entry.items()}
 
     readers = ["Spark engineers", "Application developers", "Operators", "Contributors"]
-    assert list(sections) == ["Start", *readers, "Python reference", "Decisions"]
+    titles = list(sections)
+    assert [titles[0], titles[-1]] == ["Start", "Python reference"]
+    assert [title for title in titles if title in readers] == readers
     listed = [page for pages in list(sections.values())[1:] for page in pages]
     files = [file for page in listed for file in page.values()]
     assert len(set(files)) == len(files)
@@ -80,12 +83,46 @@ def test_each_public_name_has_a_reference_page(staged: Path) -> None:
 
 
 def test_each_document_is_in_the_navigation(staged: Path) -> None:
-    """A document that `docs/README.md` does not list is found by search only."""
+    """A document that `docs/README.md` does not list is found by search only; so are decisions."""
     config = json.loads((staged / "mkdocs.yml").read_text(encoding="utf-8"))
     listed = re.findall(r"[\w/.-]+\.md", json.dumps(config["nav"]))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    decisions = {page for page in pages if page.startswith("decisions/")}
 
-    assert pages <= set(listed)
+    assert pages - decisions <= set(listed)
+    assert not decisions & set(listed)
+    texts = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert {page for page in decisions if f"]({page})" not in texts} == set()
+
+
+def test_documents_for_users_count_most_in_a_search(staged: Path) -> None:
+    ranks = {
+        page: search_rank(page)
+        for page in ("python.md", "reference/read.md", "decisions/0001-x.md", "repository/a.py.md")
+    }
+
+    assert sorted(ranks.values(), reverse=True) == list(ranks.values())
+    assert [ranks["python.md"], ranks["repository/a.py.md"]] == [1, 0]
+    front = (staged / "docs/python.md").read_text(encoding="utf-8").split("---\n")[1]
+    assert yaml.safe_load(front) == {"search": {"boost": 1.0}}
+
+
+def test_the_words_of_a_question_are_in_a_heading() -> None:
+    """A heading counts most in a search."""
+    headings = [
+        heading.lower()
+        for page in (ROOT / "docs").glob("*.md")
+        for heading in re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+
+    for words in (
+        "retention",
+        "column types",
+        "how many buckets",
+        "exactly once",
+        "without tiering",
+    ):
+        assert words in headings, f"no document has a heading '{words}'"
 
 
 def test_the_configuration_is_whole() -> None:
@@ -94,8 +131,10 @@ def test_the_configuration_is_whole() -> None:
 
     assert config["strict"] is True
     assert config["theme"]["font"] is False
-    assert {"search"} <= {part for part in config["plugins"] if isinstance(part, str)}
+    assert {part for plugin in config["plugins"] for part in plugin} == {"search", "mkdocstrings"}
     assert "extra_javascript" not in config
+    assert {"navigation.footer", "search.highlight"} <= set(config["theme"]["features"])
+    assert {each.get("scheme") for each in config["theme"]["palette"]} == {None, "default", "slate"}
     assert {*config["validation"]["links"].values()} == {"warn"}
 
 
@@ -113,12 +152,13 @@ def test_links_lead_out_of_docs_into_pages_of_the_site() -> None:
 
 def test_a_document_is_under_the_first_reader_that_names_it() -> None:
     start = "# S\n## For readers\n- [A](a.md): x\n## For writers\n- [A](a.md)\n- [`B`](../B.md)\n"
+    start += "## Decisions\n- [1. D](decisions/1.md)\n"
 
     assert navigation(start, ["Name"]) == [
         {"Start": "README.md"},
         {"Readers": [{"A": "a.md"}]},
-        {"Python reference": [{"Name": "reference/Name.md"}]},
         {"Writers": [{"B": "repository/B.md"}]},
+        {"Python reference": [{"Name": "reference/Name.md"}]},
     ]
 
 
