@@ -31,6 +31,7 @@ __all__ = [
     "add_version",
     "foreign_assets",
     "navigation",
+    "notebook_page",
     "public_names",
     "search_rank",
     "stage",
@@ -173,6 +174,23 @@ def with_links_inside(text: str, path: str, root: Path = ROOT) -> tuple[str, set
     return "".join(parts), linked
 
 
+def notebook_page(text: str) -> str:
+    """A notebook as a document: its texts, its code, and what it has shown."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            picture = output["data"].get("image/png")
+            shown = "".join(output["data"]["text/plain"])
+            parts.append(f"```text\n{shown}\n```" if picture is None else _picture(picture))
+    return "\n\n".join(parts) + "\n"
+
+
+def _picture(data: str) -> str:
+    return f"![A plot](data:image/png;base64,{data.strip()})"
+
+
 def navigation(start: str, reference: list[str]) -> list[dict[str, object]]:
     """The lists of the start page, a section each; a document is under the first that names it."""
     nav: list[dict[str, object]] = [{"Start": "README.md"}]
@@ -245,7 +263,8 @@ def stage(work: Path, root: Path = ROOT) -> None:
         if path.startswith("docs/images/"):
             continue
         text = (root / path).read_text(encoding="utf-8")
-        if path.endswith(".md"):
+        if path.endswith((".md", ".ipynb")):
+            text = notebook_page(text) if path.endswith(".ipynb") else text
             text, linked = with_links_inside(text, path, root)
             waiting |= linked - done
         else:

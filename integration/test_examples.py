@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +131,41 @@ def test_the_quickstart_reads_back_every_flight(tmp_path: Path) -> None:
     assert "United: 58,665 flights" in finished.stdout
     assert "16 carriers, each equal to a full count over all flights" in finished.stdout
     assert "DuckDB on Iceberg" in finished.stdout
+
+
+@pytest.mark.end_to_end
+def test_the_notebook_shows_what_is_saved_in_it(tmp_path: Path) -> None:
+    """After a change: `python -m integration.executed_notebook examples/notebook.ipynb`."""
+    saved = ROOT / "examples" / "notebook.ipynb"
+    copy = Path(shutil.copy(saved, tmp_path))
+    finished = subprocess.run(
+        [sys.executable, "-m", "integration.executed_notebook", str(copy)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "MPLBACKEND": "agg",
+            "PYSPARK_PYTHON": python_for_spark(),
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+    assert finished.returncode == 0, f"{finished.stdout[-3_000:]}\n{finished.stderr[-6_000:]}"
+    assert _results(copy) == _results(saved)
+    assert any("image/png" in output["data"] for output in _outputs(saved)), "save a picture"
+    assert saved.stat().st_size < 60_000
+
+
+def _outputs(notebook: Path) -> list[dict[str, Any]]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [output for cell in cells for output in cell.get("outputs", ())]
+
+
+def _results(notebook: Path) -> list[str]:
+    return ["".join(output["data"]["text/plain"]) for output in _outputs(notebook)]
 
 
 def test_the_declarative_pipeline_runs(tmp_path: Path) -> None:

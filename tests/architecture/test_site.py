@@ -15,6 +15,7 @@ from docs.build_site import (
     add_version,
     foreign_assets,
     navigation,
+    notebook_page,
     public_names,
     search_rank,
     stage,
@@ -148,6 +149,23 @@ def test_links_lead_out_of_docs_into_pages_of_the_site() -> None:
     )
     assert linked == {"README.md", "docs/images/architecture.svg"}
     assert staged_path("examples/a.py") == "repository/examples/a.py.md"
+
+
+def test_a_notebook_is_a_page_with_its_results() -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# N\n", "text"]},
+        {"cell_type": "code", "source": ["1 + 1"], "outputs": [{"data": {"text/plain": ["2"]}}]},
+        {
+            "cell_type": "code",
+            "source": ["plot()"],
+            "outputs": [{"data": {"text/plain": ["F"], "image/png": "aGk=\n"}}],
+        },
+    ]
+
+    assert notebook_page(json.dumps({"cells": cells})) == (
+        "# N\ntext\n\n```python\n1 + 1\n```\n\n```text\n2\n```\n\n```python\nplot()\n```\n\n"
+        "![A plot](data:image/png;base64,aGk=)\n"
+    )
 
 
 def test_a_document_is_under_the_first_reader_that_names_it() -> None:
