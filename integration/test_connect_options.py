@@ -40,6 +40,7 @@ def test_no_use_of_a_name_gets_the_options_of_another(tmp_path: Path) -> None:
         "queries": "refused",
         "query and table": "refused",
         "view of a query": "refused",
+        "script with a view": "refused",
         "view": "refused",
         "frame": FEW,
         "frames": sorted(FEW + MANY),

@@ -26,6 +26,7 @@ OF_VIEWS = [
     "SELECT id FROM few UNION ALL SELECT id FROM many",
     "SELECT id FROM few UNION ALL SELECT id FROM opt",
     "INSERT INTO opt (id) SELECT id FROM few UNION ALL SELECT id FROM many",
+    "BEGIN SELECT id FROM few UNION ALL SELECT id FROM many; END",
     "WITH c AS (SELECT id FROM few) INSERT INTO opt (id) SELECT id FROM c UNION SELECT id"
     " FROM many",
     "CREATE TABLE copied USING parquet AS SELECT * FROM few UNION ALL SELECT * FROM many",
@@ -76,6 +77,10 @@ def ids(frame: DataFrame) -> list[int]:
         "CREATE TABLE copied USING streamhouse OPTIONS (endpoint = 'ENDPOINT')"
         f" AS SELECT id FROM plain UNION ALL SELECT id FROM opt WITH {FEW}",
         f"BEGIN INSERT INTO opt (id) SELECT id FROM opt WITH {FEW} UNION SELECT id FROM opt; END",
+        f"BEGIN SELECT id FROM opt WITH {FEW} UNION ALL SELECT id FROM plain; END",
+        f'EXECUTE IMMEDIATE "SELECT id FROM opt WITH {FEW} UNION ALL SELECT id FROM plain"',
+        f'BEGIN DECLARE s STRING; SET s = "SELECT id FROM opt WITH {FEW} UNION ALL SELECT id FROM'
+        ' opt"; EXECUTE IMMEDIATE s; END',
         *(pytest.param(statement, marks=stores_views) for statement in OF_VIEWS),
     ],
 )

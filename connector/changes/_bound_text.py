@@ -91,6 +91,9 @@ def _with_parameters(text: str, args: Mapping[str, Any] | Sequence[Any] | None) 
         if isinstance(args, Mapping):
             if token.text != ":" or following is None or following.start != token.end:
                 continue
+            # A type behind `::` is no parameter.
+            if text[: token.start].endswith(":"):
+                continue
             if following.text not in args:
                 continue
             value, behind = args[following.text], following.end

@@ -222,11 +222,15 @@ def _staged(frame: DataFrame, job: TransactionJob) -> tuple[list[StagedRows], Co
     """Let the tasks of `frame` stage its rows; of a repeated task only one attempt counts."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _stage_task(job, batches)
+        yield from _stage_task(job, (batch.rename_columns(names) for batch in batches))
+
+    names = frame.columns
+    # PySpark does not find a column with a dot in its name here.
+    numbered = frame.toDF(*map(str, range(len(names))))
 
     messages = []
     counts: Counter[str] = Counter()
-    for row in frame.mapInArrow(stage, _STAGED).collect():
+    for row in numbered.mapInArrow(stage, _STAGED).collect():
         if row.refusal is not None:
             raise InvalidRequestError(row.refusal)
         counts.update({INSERTED: row.inserted, UPDATED: row.updated, DELETED: row.deleted})

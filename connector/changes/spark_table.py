@@ -374,7 +374,9 @@ def _check_has_key(info: TableInfo, operation: str) -> None:
 
 def _updated(rows: DataFrame, values: Mapping[str, Column]) -> DataFrame:
     """Return the changing rows, with their new values."""
-    columns = [values.get(name, F.col(quoted(name))).alias(name) for name in rows.columns]
+    # Within CASE, Spark refuses a generator as explode(...), which would make several rows of one.
+    new_values = {name: F.when(F.lit(True), value) for name, value in values.items()}
+    columns = [new_values.get(name, F.col(quoted(name))).alias(name) for name in rows.columns]
     return _marked(rows.select(*columns), F.lit(UPDATED))
 
 

@@ -124,7 +124,7 @@ def joined_frame(df: DataFrame, plan: LookupPlan) -> DataFrame:
         named = (batch.rename_columns(names) for batch in batches)
         return joined(named, plan, looked_up_by(plan))
 
-    # PySpark 4.0 does not find a column with a dot in its name here.
+    # PySpark does not find a column with a dot in its name here.
     names = df.columns
     return df.toDF(*map(str, range(len(names)))).mapInArrow(join, schema)
 

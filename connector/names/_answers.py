@@ -24,7 +24,11 @@ from streamhouse.connector.names._constraints import AddedConstraint, DroppedCon
 from streamhouse.connector.names._definition import Definition, definition_of
 from streamhouse.connector.names._name_loads import with_changes
 from streamhouse.connector.names._row_changes import Arguments, change_options, change_rows
-from streamhouse.connector.names._shared_options import check_plan, check_statement
+from streamhouse.connector.names._shared_options import (
+    check_plan,
+    check_statement,
+    is_name_of_view,
+)
 from streamhouse.connector.names._table_statement import ROW_VERBS, TableStatement
 from streamhouse.connector.write._spark_types import arrow_columns
 from streamhouse.connector.write._write_options import write_options
@@ -80,6 +84,13 @@ def change_rows_of_name(
     """
     name = attached_as_written(spark, statement.name)
     if name is None:
+        hidden = attached(spark, statement.name)
+        if hidden is not None and is_name_of_view(spark, statement.name):
+            raise UnsupportedError(
+                f"{statement.verb} {'.'.join(statement.name)}: a temporary view of this name hides"
+                f" the attached name, and a view has no rows to change; write {hidden.sql_name}, or"
+                f" DROP VIEW {'.'.join(statement.name)}"
+            )
         return None
     options = change_options(name) | dict(call_options or {})
     table = name.connection.name

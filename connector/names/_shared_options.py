@@ -20,21 +20,29 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no
 from pyspark.errors import PySparkException
 
 from streamhouse.connector._spark_versions import SHOWS_OPTIONS_OF_USES
-from streamhouse.connector.names._attached_names import AttachedName, attached, has_attached
+from streamhouse.connector.names._attached_names import (
+    AttachedName,
+    attached,
+    has_attached,
+    remembered_name,
+    run_as_spark,
+)
 from streamhouse.connector.names._option_uses import (
     Use,
     is_defined_in,
     plain_uses,
     uses_with_options,
 )
+from streamhouse.connector.names._table_statement import tokens_of, unquoted
 from streamhouse.connector.names._wrapped_methods import has_jvm
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.reading.options.options import OPTIONS
+from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["check_plan", "check_statement", "check_view_options", "is_name_of_view"]
 
 _COMMANDS: Final = re.compile(
-    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+    r"(?:\s|--(?>(?:\\\n|[^\r\n])*)|/\*.*?\*/)*"
     r"(?:(?:WITH|FROM)\b.*\bINSERT|INSERT|CREATE|REPLACE|CACHE|MERGE)\b",
     re.IGNORECASE | re.DOTALL,
 )
@@ -66,7 +74,7 @@ def check_statement(spark: Any, text: str) -> None:
                 _check_shared(spark, plan, uses)
         if is_checked and SHOWS_OPTIONS_OF_USES:
             return
-    _check_text(spark, text, uses)
+    _check_text(spark, text, is_script=is_script)
     is_view = re.search(r"\bVIEW\b", text, re.IGNORECASE) is not None
     if not is_script and (not has_jvm(spark) or (is_view and not SHOWS_OPTIONS_OF_USES)):
         _check_combinable(spark, text, uses, is_view=is_view)
@@ -207,19 +215,46 @@ def _elements(sequence: Any) -> list[Any]:
 # -- by the text -----------------------------------------------------------------------------------
 
 
-def _check_text(spark: Any, text: str, uses: Sequence[Use]) -> None:
+def _check_text(spark: Any, text: str, *, is_script: bool) -> None:
+    """Refuse different options of a name in a text, where no plan shows the options.
+
+    Spark executes the statements of a script unseen: the name has one set of options in the whole
+    script, in its views and in the texts of EXECUTE IMMEDIATE.
+    """
+    texts = [text]
+    if is_script and "IMMEDIATE" in text.upper():
+        texts += [unquoted(token) for token in tokens_of(text) if token.is_string]
     options_of: dict[str, Mapping[str, str]] = {}
-    for use in uses:
-        name = attached(spark, use.name)
-        if name is None:
-            continue
-        first = options_of.setdefault(name.sql_name, use.options)
-        if first != use.options:
-            raise _differing(name, first, use.options)
-    for parts in plain_uses(text) if options_of else ():
-        name = attached(spark, parts)
-        if name is not None and name.sql_name in options_of:
-            raise _differing(name, options_of[name.sql_name], {})
+
+    def note(name: AttachedName | None, options: Mapping[str, str]) -> None:
+        if name is not None and options_of.setdefault(name.sql_name, options) != options:
+            raise _differing(name, options_of[name.sql_name], options)
+
+    for part in texts:
+        for use in uses_with_options(part):
+            note(attached(spark, use.name), use.options)
+    if not (options_of or (is_script and has_attached(spark))):
+        return
+    for parts in dict.fromkeys(parts for part in texts for parts in plain_uses(part)):
+        if is_script and is_name_of_view(spark, parts):
+            for name, options in _uses_of_view(spark, parts, list(options_of)):
+                note(name, options)
+        else:
+            note(attached(spark, parts), {})
+
+
+def _uses_of_view(
+    spark: Any, parts: Sequence[str], names: Sequence[str]
+) -> Iterator[tuple[AttachedName | None, Mapping[str, str]]]:
+    """Yield the uses in a view; under Spark Connect, which hides the plan, uses of all `names`."""
+    if not has_jvm(spark):
+        yield from ((remembered_name(spark, name), {}) for name in names)
+        return
+    view = run_as_spark(spark, f"TABLE {'.'.join(map(quoted, parts))}")
+    for leaf, kind in _leaves(view._jdf.queryExecution().analyzed()):
+        if leaf.identifier().isDefined():
+            parts = str(leaf.identifier().get().toString()).split(".")
+            yield attached(spark, parts), _options_in_plan(leaf, kind)
 
 
 def _check_combinable(spark: Any, text: str, uses: Sequence[Use], *, is_view: bool) -> None:

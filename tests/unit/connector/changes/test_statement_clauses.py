@@ -83,6 +83,10 @@ def test_updates_and_deletes_are_read() -> None:
             values={"v": "(v IS DISTINCT FROM 1\n)", "w": "(a[1]\n)"},
         )
     )
+    assert _clauses("UPDATE t SET v = 1. WHERE id = 2") == (
+        RowText(alias="t", where="(id = 2\n)", values={"v": "(1.\n)"})
+    )
+    assert _clauses("DELETE FROM t -- old\rWHERE id = 2").where == "(id = 2\n)"
     assert _clauses("DELETE FROM t") == RowText(alias="t", where=None)
     assert _clauses("TRUNCATE TABLE t;") is None
 
@@ -168,7 +172,7 @@ def _bound(text: str, args: Any = None, **values: Any) -> str:
 
 
 def test_parameters_become_literals_of_their_types() -> None:
-    assert _bound("a = :a AND b = ':a' AND c::int = :b", {"a": 1, "b": None}) == (
+    assert _bound("a = :a AND b = ':a' AND c::int = :b", {"a": 1, "b": None, "int": 2}) == (
         "a = (1) AND b = ':a' AND c::int = NULL"
     )
     args = [True, 1.5, Decimal("1.50"), "it", "it's", b"\x01", date(2026, 1, 2), float("inf")]

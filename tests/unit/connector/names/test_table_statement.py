@@ -48,6 +48,8 @@ def _of(text: str) -> TableStatement:
         ("MERGE INTO a.t USING s ON true", "MERGE", "a.t", None, None),
         ("MERGE WITH SCHEMA EVOLUTION INTO t USING s ON true", "MERGE", "t", None, None),
         ("REFRESH TABLE t", "REFRESH TABLE", "t", None, None),
+        ("-- a comment\rDELETE FROM t", "DELETE", "t", None, None),
+        ("-- a comment \\\nDELETE FROM u\nDELETE FROM t", "DELETE", "t", None, None),
     ],
 )  # fmt: skip
 def test_a_statement_names_a_table_and_a_format(
