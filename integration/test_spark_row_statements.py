@@ -440,25 +440,6 @@ def test_names_of_the_other_side_are_unresolved_and_a_star_sets_no_key(
     assert _rows(world, acc) == before
 
 
-def test_the_end_of_a_comment_and_names_with_dots_and_casts_are_sparks(
-    world: SparkWorld, acc: str
-) -> None:
-    sql = world.spark.sql
-    assert sql("DELETE FROM acc -- the old one\rWHERE id = 4").collect() == [(1,)]
-    assert sql("DELETE FROM acc WHERE id = 3 -- \\\nOR true").collect() == [(1,)]
-    sql("UPDATE acc SET v = :int::int WHERE id > 1.", args={"int": "7"})
-    assert _rows(world, acc) == {0: (0, 0, "n0"), 1: (1, 10, "n1"), 2: (2, 7, "n2")}
-    with pytest.raises(AnalysisException, match="generator is not supported"):
-        sql("UPDATE acc SET v = explode(array(1, 2))")
-    sql("ALTER TABLE acc ADD COLUMNS (`a.b` INT)")
-    sql("UPDATE acc SET `a.b` = id WHERE id < 2")
-    sql("MERGE INTO acc USING (SELECT 2L AS id, 5 AS `a.b`) s ON acc.id = s.id WHEN MATCHED THEN"
-        " UPDATE SET `a.b` = s.`a.b` + 1")  # fmt: skip
-    assert [tuple(row) for row in sql("SELECT id, `a.b` FROM acc ORDER BY id").collect()] == [
-        (0, 0), (1, 1), (2, 6),
-    ]  # fmt: skip
-
-
 def test_a_name_that_is_not_the_table_is_refused(world: SparkWorld, acc: str) -> None:
     spark, before = world.spark, _rows(world, acc)
     streamhouse.attach(spark, acc, "some", where="id < 2", endpoint=world.endpoint)
@@ -477,21 +458,6 @@ def test_a_name_that_is_not_the_table_is_refused(world: SparkWorld, acc: str) ->
     }.items():
         with pytest.raises(StreamhouseError, match=sentence):
             spark.sql(statement)
-    spark.range(3).createOrReplaceTempView("acc")
-    try:
-        # Spark itself has no better error: "Unexpected table relation: Range".
-        for text in (
-            "DELETE FROM acc WHERE id = 1",
-            "UPDATE acc SET v = 1",
-            "EXPLAIN DELETE FROM acc",
-        ):
-            with pytest.raises(
-                StreamhouseError, match=r"view of this name hides.*default\.acc, or DROP"
-            ):
-                spark.sql(text)
-        assert spark.sql("DELETE FROM default.acc WHERE id = 77").collect() == [(0,)]
-    finally:
-        spark.catalog.dropTempView("acc")
     for name in ("some", "changed"):
         spark.sql(f"DROP TABLE {name}")
     with pytest.raises(InvalidRequestError, match="option 'where' has no meaning"):

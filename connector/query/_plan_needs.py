@@ -49,6 +49,7 @@ _TEXT_TESTS: Final = {"StartsWith": "startswith", "EndsWith": "endswith", "Conta
 _WHOLE_NUMBERS: Final = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
 _DIGITS: Final = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
+_MOMENTS: Final = frozenset({"date", "timestamp", "timestamp_ntz"})
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 # Spark replaces these words by the current time or date when it plans.
 MOMENTS: Final = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
@@ -263,7 +264,8 @@ def literal_text(value: Any, data_type: str) -> str | None:
         return f"X'{bytes(value).hex()}'"
     if _DECIMAL.fullmatch(data_type):
         return f"{Decimal(_text_of(value)):f}BD"
-    return _moment(int(value), data_type)
+    # Structs, arrays and texts with a collation are no literals of a predicate.
+    return _moment(int(value), data_type) if data_type in _MOMENTS else None
 
 
 def _text_of(value: Any) -> str:
@@ -288,4 +290,4 @@ def _moment(value: int, data_type: str) -> str | None:
     shown = at.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
     if data_type == "timestamp":
         return f"TIMESTAMP '{shown}+00:00'"
-    return f"TIMESTAMP_NTZ '{shown}'" if data_type == "timestamp_ntz" else None
+    return f"TIMESTAMP_NTZ '{shown}'"
