@@ -209,6 +209,10 @@ format: setup ## Format, and mend what ruff can mend
 docs: setup ## Check the documents: links, and what they say about the code
 	$(BIN)/python -m pytest tests/architecture/test_documents.py
 
+.PHONY: pictures
+pictures: setup ## Draw the documents' pictures of the status page again, with Chromium
+	$(BIN)/python -m tests.unit.storage_service.server.status.pictures
+
 # MkDocs is not in .venv: it reads our sources and imports nothing of ours.
 SITE := .cache/site/environment
 OUT ?= artifacts/site

@@ -11,7 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from streamhouse import StreamhouseClient
 from streamhouse.client import StorageClient
+from streamhouse.storage_service.server.access._grants import token_hash
+from streamhouse.tiering.worker.embedded import EmbeddedTieringWorker
 from tests.support.chromium import CHROMIUM, Page, chromium
 from tests.support.service_process import ServiceProcess
 
@@ -96,3 +99,64 @@ def test_with_a_token_the_page_asks_for_it(page: Page, tmp_path: Path) -> None:
             " document.getElementById('token').form.requestSubmit(); }"
         )
         page.wait_for("document.body.innerText.includes('No table yet')")
+
+
+def test_a_tables_page_is_read_with_the_grants_of_the_token(page: Page, tmp_path: Path) -> None:
+    tokens, grants = tmp_path / "token", tmp_path / "grants.toml"
+    tokens.write_text("secret")
+    grants.write_text(
+        "".join(
+            f'[[token]]\nname = "{name}"\nsha256 = "{token_hash(name.encode())}"\n'
+            f'grants = ["read:service"{more}]\n'
+            for name, more in (("watcher", ""), ("reader", ', "read:shop.*"'))
+        )
+    )
+    for file in (tokens, grants):
+        file.chmod(0o600)
+    arguments = ("--token-file", str(tokens), "--grants", str(grants), "--tiering", "embedded")
+    with ServiceProcess(tmp_path / "data", *arguments) as service:
+        with StreamhouseClient(service.endpoint, token="secret") as client:
+            client.create_table(
+                "shop.orders",
+                "id BIGINT NOT NULL COMMENT 'the number', item STRING, raw BINARY",
+                bucket_count=2,
+                properties={"table.datalake.freshness": "1s"},
+            )
+            hostile = "<img src=x onerror='window.hacked=1'>"
+            rows = [{"id": 2**53 + n, "item": hostile, "raw": b"\x00\xff"} for n in range(1, 4)]
+            client.append("shop.orders", rows)
+            client.wait_tiered("shop.orders")
+
+        def open_as(token: str, ready: str) -> None:
+            page.open("about:blank")
+            page.wait_for("location.href === 'about:blank'")
+            page.open(f"{service.endpoint}/#/shop/orders")
+            page.wait_for("document.querySelector('#login')?.checkVisibility()")
+            page.run(
+                f"{{ document.getElementById('token').value = {token!r};"
+                " document.getElementById('token').form.requestSubmit(); }"
+            )
+            page.wait_for(ready)
+
+        open_as("watcher", "document.querySelector('#one-rows')?.innerText.includes('This token')")
+        assert "it needs a grant to read shop.orders" in _text(page, "#one-rows")
+        assert "may not see the columns" in _text(page, "#one-columns")
+        page.run("sessionStorage.clear()")
+
+        open_as("reader", "document.querySelectorAll('#one-snapshots tbody tr').length > 0")
+        page.wait_for("document.querySelectorAll('#one-rows tbody tr').length === 3")
+        shown = _text(page, "#one-rows")
+        assert hostile in shown
+        assert "9007199254740995" in shown
+        assert "0x00ff" in shown
+        assert "the number" in _text(page, "#one-columns")
+        assert "shop/orders" in _text(page, "#one-place")
+        assert page.run("window.hacked === undefined && !document.querySelector('img')")
+        page.run("sessionStorage.clear()")
+
+
+def test_an_embedded_worker_is_listed_while_it_starts(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path / "data") as service, StorageClient(service.endpoint) as client:
+        EmbeddedTieringWorker(endpoint=service.endpoint, worker_id="embedded")._say_starting()
+
+        assert client.status()["idle_workers"] == [{"worker_id": "embedded", "reason": "starting"}]

@@ -1,7 +1,7 @@
 // A table's page, what is asked for once per opening: columns, newest rows, lines to read it with, snapshots.
 // Each question goes through the grants of the token: who may not read the table sees a sentence instead.
 
-const ANSWER_BYTES_MAX = 4 << 20, ROWS_BYTES_MAX = 256 << 10, SNAPSHOTS_SHOWN = 10;
+const ANSWER_BYTES_MAX = 4 << 20, ROWS_BYTES_MAX = 256 << 10, SNAPSHOTS_SHOWN = 10, ROW_COLUMNS_MAX = 50;
 let detail = null, readingTab = "Spark";
 
 // The body of an answer as text, or an error with a sentence for people; a body beyond `most` bytes is not read to its end.
@@ -65,10 +65,9 @@ function snapshots(metadata) {
 
 // -- newest rows --------------------------------------------------------------------------------
 
-const HIDDEN_COLUMNS = new Set(["__change_type", "__retracts"]);
 function rowsTable(info, rows) {
-  const shown = info.schema.filter(column => !HIDDEN_COLUMNS.has(column.name)), hasChanges = rows.some(row => row.values.__change_type);
-  return make("div", { class: "sheet" }, make("div", { class: "scroll rows" }, make("table", { "aria-label": "Newest rows" },
+  const shown = info.schema.slice(0, ROW_COLUMNS_MAX), hasChanges = info.primary_key.length > 0;
+  return make("div", { class: "sheet" }, make("div", { class: "scroll rows", tabindex: 0, role: "region", "aria-labelledby": "rows-heading" }, make("table", { "aria-label": "Newest rows" },
     make("thead", {}, make("tr", {}, [["Written", "left"], ["Bucket"], ["Offset"], ...(hasChanges ? [["Change", "left"]] : [])].map(([text, kind]) => make("th", { scope: "col", class: kind ?? null }, text)),
       shown.map(column => make("th", { scope: "col", class: isNumeric(column.type) ? null : "left", title: ddl(column.type) }, column.name)))),
     make("tbody", {}, rows.map(row => make("tr", {}, cell(row.written_us === null ? figure(null) : moment(row.written_us), "left soft"), cell(figure(row.bucket, "exact"), "soft"), cell(figure(row.offset, "exact"), "soft"),
@@ -80,8 +79,14 @@ async function newest(info, signal) {
   const ranges = newestRanges(state.positions), notes = [];
   detail.position = { offset: state.positions[0]?.log_start_offset ?? 0, table_id: info.table_id };
   if (!ranges.length) return empty("The log has no rows now. Older rows are in the lake: the lines to read this table show them.");
+  let asked = "";
+  if (info.schema.length > ROW_COLUMNS_MAX) {
+    const names = info.schema.slice(0, ROW_COLUMNS_MAX).map(column => column.name).concat(info.primary_key.length ? "__change_type" : []);
+    asked = `&columns=${encodeURIComponent(JSON.stringify(names))}`;
+    notes.push(`The first ${ROW_COLUMNS_MAX} of ${figure(info.schema.length, "exact")} columns.`);
+  }
   const pages = await Promise.all(ranges.map(async range => {
-    const of = offset => ask(`${path}/buckets/${range.bucket}/fetch?offset=${offset}&end_offset=${range.end}&table_id=${info.table_id}&max_bytes=${ROWS_BYTES_MAX}`, { signal, most: ROWS_BYTES_MAX });
+    const of = offset => ask(`${path}/buckets/${range.bucket}/fetch?offset=${offset}&end_offset=${range.end}&table_id=${info.table_id}&max_bytes=${ROWS_BYTES_MAX}${asked}`, { signal, most: ROWS_BYTES_MAX });
     try {
       const page = exactJson(await of(range.offset));
       // Large rows: what fits ends before the newest one.
@@ -94,7 +99,7 @@ async function newest(info, signal) {
   }));
   const rows = newestRows(pages.filter(Boolean)), count = Object.keys(state.positions).length;
   if (count > ranges.length && ranges.length === NEWEST_BUCKETS) notes.push(`Of the ${NEWEST_BUCKETS} buckets with the most rows.`);
-  if (info.primary_key.length) notes.push("Of a table with a primary key these are the newest changes: +I a new row, +U a row's new values, -D a deleted row.");
+  if (info.primary_key.length) notes.push("Of a table with a primary key these are the newest changes: +I a new row, -U and +U a row before and after, -D a deleted row.");
   return [rows.length ? rowsTable(info, rows) : null, ...notes.map(text => make("p", { class: "note soft" }, text))];
 }
 
@@ -102,7 +107,7 @@ async function newest(info, signal) {
 
 function reading() {
   const endpoint = location.origin + location.pathname.replace(/\/[^/]*$/, "");
-  const lines = readingLines({ endpoint, table: detail.name, hasToken: token !== null, isTiered: detail.isTiered, position: detail.position });
+  const lines = readingLines({ endpoint, table: detail.name, hasToken: token !== null, position: detail.position });
   const [label, text] = lines.find(([one]) => one === readingTab) ?? lines[0], code = make("code", {}, text);
   const done = button("Copy", "copy", async () => { await copy(text, code); done.textContent = "Copied"; setTimeout(() => { done.textContent = "Copy"; }, 1500); }, { class: "copy", "aria-label": `Copy the lines for ${label}` });
   byId("one-reading").replaceChildren(make("div", { class: "sheet" },
@@ -119,21 +124,17 @@ async function part(id, what, find) {
     if (own === detail && error.name !== "AbortError") byId(id).replaceChildren(empty(refusal(error, what)));
   }
 }
-function showRows() {
-  byId("one-rows").replaceChildren(empty("Reading"));
-  return part("one-rows", "the rows", async () => newest(await detail.info, detail.asking.signal)).then(() => { if (detail) reading(); });
-}
 function openDetail(name, table) {
   if (detail?.name === name) return;
   closeDetail();
   const asking = new AbortController(), { signal } = asking, path = `v1/tables/${encodeURIComponent(name)}`;
   const info = ask(path, { signal }).then(JSON.parse);
-  detail = { name, asking, info, isTiered: table.is_tiered, position: null };
+  detail = { name, asking, position: null };
   for (const id of ["columns", "definition", "rows", "snapshots", "place"]) byId(`one-${id}`).replaceChildren(empty("Reading"));
   byId("one-rejected").replaceChildren();
   part("one-columns", "the columns", async () => columns(await info));
   part("one-definition", "the definition", async () => definition(await info));
-  showRows();
+  part("one-rows", "the rows", async () => newest(await info, signal)).then(() => { if (detail?.name === name) reading(); });
   reading();
   const [database, own] = name.split(/\.(.*)/s);
   const lake = !table.is_tiered ? Promise.reject(new Error("This table has no lake: table.datalake.enabled is false."))

@@ -19,7 +19,7 @@ function show() {
   const focused = document.activeElement?.dataset?.key;
   byId("list").hidden = route.table !== null;
   byId("one").hidden = route.table === null;
-  byId("facts").textContent = facts(seen);
+  byId("facts").title = byId("facts").textContent = facts(seen);
   if (route.table === null) showList(seen); else showOne(seen);
   if (focused && document.activeElement === document.body)
     [...document.querySelectorAll("[data-key]")].find(one => one.dataset.key === focused)?.focus({ preventScroll: true });
@@ -100,7 +100,7 @@ byId("order").addEventListener("change", event => {
   const [sort, down] = event.target.value.split(" ");
   change({ sort, isDown: down === "down" });
 });
-byId("rows-again").addEventListener("click", () => { if (detail) showRows(); });
+byId("rows-again").addEventListener("click", () => { closeDetail(); show(); });
 // With a token the metrics cannot be opened by a link alone.
 byId("metrics").addEventListener("click", async event => {
   if (token === null) return;

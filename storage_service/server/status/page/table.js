@@ -52,8 +52,8 @@ function charts(status, table) {
 }
 function constraints(table) {
   if (!table.constraints?.length) return null;
-  return make("section", {}, make("h2", {}, "Constraints"), make("div", { class: "sheet" },
-    grid([["Constraint", "left"], ["Condition", "left"], ["Refused rows"], ["Rejected rows"]], table.constraints.map(c => make("tr", {},
+  return make("section", {}, make("h2", {}, "Constraints, rows since the service started"), make("div", { class: "sheet" },
+    grid([["Constraint", "left"], ["Condition", "left"], ["Refused"], ["Rejected"]], table.constraints.map(c => make("tr", {},
       make("td", { class: "name" }, c.name), make("td", { class: "left text" }, make("code", {}, c.predicate)), turn(),
       count(c.refused_rows, "refused"), count(c.rejected_rows, "rejected"))), { caption: "Constraints" })));
 }

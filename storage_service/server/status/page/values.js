@@ -40,7 +40,7 @@ function shownValue(value, type) {
   if (type === "string" && value === "") return { text: '""', kind: "null", whole: "the empty text" };
   if (type === "binary") {
     const count = value.length / 2;
-    return { text: count ? `0x${value.slice(0, 16)}${count > 8 ? "…" : ""} · ${figure(count, "B")}` : "0 B", kind: "text",
+    return { text: figure(count, "B") + (count ? ` · 0x${value.slice(0, 16)}${count > 8 ? "…" : ""}` : ""), kind: "text",
       whole: cutText(`0x${value}`, WHOLE_CHARACTERS) };
   }
   const whole = cutText(nestedText(value, type, WHOLE_CHARACTERS), WHOLE_CHARACTERS);
@@ -94,11 +94,11 @@ const sqlText = text => `'${text.replaceAll("'", "''")}'`;
 const shellText = text => `'${text.replaceAll("'", "'\\''")}'`;
 
 // The lines to read a table with, as they can be run: [label, lines].
-function readingLines({ endpoint, table, hasToken, isTiered, position }) {
+function readingLines({ endpoint, table, hasToken, position }) {
   const [database, name] = table.split(/\.(.*)/s), text = quoted(table, '"');
   const fetchPath = `/v1/tables/${encodeURIComponent(table)}/buckets/0/fetch?offset=${position?.offset ?? 0}`
     + (position?.offset ? `&table_id=${position.table_id}` : "");
-  const lines = [
+  return [
     ["Spark", `import streamhouse\nfrom pyspark.sql import SparkSession\n\nspark = SparkSession.builder.getOrCreate()\nstreamhouse.register(spark)\n`
       + `rows = (spark.read.format("streamhouse")\n    .option("endpoint", ${quoted(endpoint, '"')})\n    .load(${text}))\nrows.show()`],
     ["Python", `from streamhouse import StreamhouseClient\n\nwith StreamhouseClient(${quoted(endpoint, '"')}) as client:\n    print(client.read(${text}))`],
@@ -106,5 +106,4 @@ function readingLines({ endpoint, table, hasToken, isTiered, position }) {
       + `${hasToken ? " TOKEN 'TOKEN'" : " AUTHORIZATION_TYPE 'none'"});\nSELECT * FROM live.${sqlName(database)}.${sqlName(name)} LIMIT 20;`],
     ["curl", `curl ${hasToken ? '-H "Authorization: Bearer $STREAMHOUSE_TOKEN" ' : ""}-H 'Accept: application/x-ndjson' \\\n  ${shellText(endpoint + fetchPath)}`],
   ];
-  return isTiered ? lines : lines.filter(([label]) => label !== "DuckDB");
 }

@@ -262,7 +262,8 @@ def table_info(table: str) -> dict[str, Any]:
 
 def newest_rows(bucket: int) -> dict[str, Any]:
     """Return the newest rows of one of two buckets, as a fetch does."""
-    items = ("tea", "coffee", None, "", "two\nlines", "a long name " * 40)
+    long = "Assam, second flush, whole leaf, from a small garden; " * 9
+    items = ("green tea", "coffee", None, "", "two\nlines", long)
     rows = [
         {
             "id": 9007199254740993 + 2 * number + bucket,
@@ -317,6 +318,8 @@ class PageServer:
         self.token: str | None = None
         self.refuses = False
         self.may_read_rows = True
+        self.owner: str | None = None
+        """The shard of the tables, if that is another one."""
         self.info: Callable[[str], dict[str, Any]] = table_info
         self.rows: Callable[[int], dict[str, Any]] = newest_rows
         self.rejecting = "billing.alerts_189"
@@ -351,6 +354,8 @@ class PageServer:
         answer: dict[str, Any]
         if not self.may_read_rows:
             return _refused(403, "forbidden", "the token has no grant")
+        if self.owner is not None and parts[0] != "iceberg":
+            return _refused(421, "not_owner", "another shard has it", owner=self.owner)
         if parts[0] == "iceberg":
             answer = lake_table(parts[3], parts[5])
         elif parts[-1] == "tables":
@@ -367,8 +372,10 @@ class PageServer:
         return 200, {"content-type": "application/json"}, json.dumps(answer).encode()
 
 
-def _refused(status: int, code: str, message: str) -> tuple[int, dict[str, str], bytes]:
-    body = {"error": {"code": code, "message": message}}
+def _refused(
+    status: int, code: str, message: str, **more: str
+) -> tuple[int, dict[str, str], bytes]:
+    body = {"error": {"code": code, "message": message, **more}}
     return status, {"content-type": "application/json"}, json.dumps(body).encode()
 
 

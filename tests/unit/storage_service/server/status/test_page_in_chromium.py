@@ -5,10 +5,12 @@ Pictures are written to `artifacts/status_page/`, to be looked at.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -238,7 +240,7 @@ def test_a_tables_page_has_its_definition_newest_rows_and_place(world: World) ->
     assert {"NULL", '""', "two\\nlines", '["new", "sale"]', "[]"} <= set(
         world.texts("#one-rows td.value")
     )
-    assert "0x89504e470d0a1a0a… · 64\u202fB" in world.texts("#one-rows td.value")
+    assert "64\u202fB · 0x89504e470d0a1a0a…" in world.texts("#one-rows td.value")
 
 
 def test_rows_are_read_once_and_again_by_a_click(world: World) -> None:
@@ -267,6 +269,31 @@ def test_who_may_not_read_a_table_sees_a_sentence(world: World) -> None:
     assert "may not see the place" in world.texts("#one-place")[0]
     # The state of the service is still shown.
     assert len(world.texts("#one figure")) == 2
+
+
+def test_of_a_wide_table_some_columns_are_read(world: World) -> None:
+    columns = [
+        {"id": n, "name": f"c,{n}", "type": "int", "nullable": True} for n in range(1, 2_001)
+    ]
+    world.server.info = lambda table: table_info(table) | {"schema": columns}
+    world.open(TABLE, ready=f"{ROWS_SHOWN} > 0")
+
+    (fetched, _) = [target for target in world.server.asked if "/fetch" in target]
+    assert len(json.loads(parse_qs(urlsplit(fetched).query)["columns"][0])) == 50
+    assert len(world.texts("#one-rows th")) == 3 + 50
+    assert world.texts("#one-rows .note") == ["The first 50 of 2\u202f000 columns."]
+    assert len(world.texts("#one-columns tbody tr")) == 2_000
+
+
+def test_a_table_of_another_shard_leads_to_the_shard(world: World) -> None:
+    world.server.owner = "http://10.0.0.7:8765"
+    world.open(TABLE, ready="document.querySelector('#one-rows a') !== null")
+
+    target = "document.querySelector('#one-rows a').href"
+    assert world.page.run(target) == "http://10.0.0.7:8765/#/billing/alerts_189"
+    assert world.texts("#one-rows") == [
+        "Another shard serves this table: http://10.0.0.7:8765 has the rows."
+    ]
 
 
 def test_rows_that_are_too_large_are_not_read_to_their_end(world: World) -> None:

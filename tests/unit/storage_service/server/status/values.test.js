@@ -23,8 +23,8 @@ test("a type is written as in CREATE TABLE", () => {
 test("values are told from each other", () => {
   for (const [json, type, text, kind] of [["null", "string", "NULL", "null"], ['"NULL"', "string", "NULL", "text"], ['""', "string", '""', "null"],
     ['"a\\nb\\u202ec"', "string", "a\\nb\\u202ec", "text"], ["true", "boolean", "true", "text"], ["1.5", "double", "1.5", "number"],
-    ['"NaN"', "double", "NaN", "number"], ['"12.30"', "decimal(5,2)", "12.30", "number"], ['"00ff"', "binary", "0x00ff · 2 B", "text"], ['""', "binary", "0 B", "text"],
-    [`"${"ab".repeat(2048)}"`, "binary", "0xabababababababab… · 2.00 KiB", "text"],
+    ['"NaN"', "double", "NaN", "number"], ['"12.30"', "decimal(5,2)", "12.30", "number"], ['"00ff"', "binary", "2 B · 0x00ff", "text"], ['""', "binary", "0 B", "text"],
+    [`"${"ab".repeat(2048)}"`, "binary", "2.00 KiB · 0xabababababababab…", "text"],
     ['"2026-11-29T10:56:12.2+00:00"', "timestamp", "2026-11-29 10:56:12.2 UTC", "text"], ['["a", null, "x, y"]', ARRAY, '["a", NULL, "x, y"]', "nested"],
     ['[["x", 1], ["y", null]]', MAP, '{"x": 1, "y": NULL}', "nested"], ['{"lat": 1.5, "raw": "00", "tags": []}', STRUCT, "{lat: 1.5, raw: 0x00, tags: []}", "nested"]])
     assert.deepEqual(shown(json, type), [text, kind]);
@@ -55,14 +55,13 @@ test("the newest rows come by time, and of one moment in turn from each bucket",
 });
 
 test("the lines to read a table name this service and this table, and break out of nothing", () => {
-  const lines = changes => Object.fromEntries(page.readingLines({ endpoint: "http://h:1/x", table: "db.t", hasToken: false, isTiered: true, position: null, ...changes }));
+  const lines = changes => Object.fromEntries(page.readingLines({ endpoint: "http://h:1/x", table: "db.t", hasToken: false, position: null, ...changes }));
   assert.match(lines({}).Spark, /\.option\("endpoint", "http:\/\/h:1\/x"\)\n    \.load\("db\.t"\)/);
   assert.match(lines({}).Python, /StreamhouseClient\("http:\/\/h:1\/x"\) as client:\n    print\(client\.read\("db\.t"\)\)/);
   assert.match(lines({}).DuckDB, /ENDPOINT 'http:\/\/h:1\/x\/iceberg', AUTHORIZATION_TYPE 'none'\);\nSELECT \* FROM live\."db"\."t" LIMIT 20;/);
   assert.match(lines({ hasToken: true }).DuckDB, /TOKEN 'TOKEN'/);
   assert.match(lines({ hasToken: true }).curl, /^curl -H "Authorization: Bearer \$STREAMHOUSE_TOKEN" /);
   assert.match(lines({ position: { offset: 7, table_id: 3 } }).curl, /fetch\?offset=7&table_id=3'$/);
-  assert.equal(lines({ isTiered: false }).DuckDB, undefined);
 
   const hostile = `d.'; rm -rf "$(touch hacked)" \\ \`id\` "); DROP --`, { curl, DuckDB, Python } = lines({ table: hostile });
   assert.equal(execFileSync("/bin/sh", ["-c", curl.replace(/^curl/, "printf '%s\\n'")], { encoding: "utf8" }).trim().split("\n").at(-1),
