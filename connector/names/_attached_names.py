@@ -8,6 +8,7 @@ a newer version is written to the catalog. Names are of one Spark application.
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -231,6 +232,12 @@ def _quoted(sql_name: str) -> str:
 
 def _application(spark: Any) -> str:
     try:
-        return str(spark.sparkContext.applicationId)
+        return _application_of(spark.sparkContext)
     except Exception:  # noqa: BLE001 - Spark Connect has no context, and raises various errors
         return str(spark.session_id)
+
+
+@functools.lru_cache(maxsize=1)
+def _application_of(context: Any) -> str:
+    # The context asks the JVM.
+    return str(context.applicationId)

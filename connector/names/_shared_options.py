@@ -50,6 +50,8 @@ _COMMANDS: Final = re.compile(
 _SCRIPTS: Final = re.compile(r"\s*(?:BEGIN|EXECUTE)\b", re.IGNORECASE)
 _VIEW: Final = "View ("
 """The mark of a view in Spark's text of a plan."""
+_RELATION: Final = "RelationV2"
+"""The mark of a relation that may be a Python source, in Spark's text of a plan."""
 _RELATIONS: Final = ("DataSourceV2Relation", "StreamingRelationV2")
 _READ_OPTIONS: Final = {option.key.lower() for option in OPTIONS}
 _SECRETS: Final = ("token",)
@@ -90,8 +92,11 @@ def check_plan(spark: Any, frame: Any, *, text: str = "", has_options: bool = Fa
         return
     plan = frame._jdf.queryExecution().analyzed()
     uses = list(uses_with_options(text))
-    if has_options or uses or _VIEW in plan.toString():
-        _check_shared(spark, plan, uses)
+    if not has_options and not uses:
+        plan_text = plan.toString()
+        if _VIEW not in plan_text or _RELATION not in plan_text:
+            return
+    _check_shared(spark, plan, uses)
 
 
 def check_view_options(
