@@ -44,7 +44,7 @@ def use_own_python(spark: SparkSession) -> None:
     if not context.master.startswith("local") or _is_own(context.pythonExec):
         return
     settings = context.getConf()
-    if settings.contains(_SHIPPED) or context.listFiles:
+    if settings.get(_SHIPPED) or context.listFiles:
         # The package may be among the files that Spark ships.
         return
     is_chosen = any(settings.contains(key) for key in _SETTINGS)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from streamhouse.connector.format._worker_python import use_own_python
 from streamhouse.core.errors import InvalidRequestError
 
+CHOSEN: Final = {"spark.pyspark.python": "chosen"}
 
-def _session(python: str, *, master: str = "local[2]", conf: tuple[str, ...] = ()) -> Any:
+
+def _session(python: str, *, master: str = "local[2]", conf: Mapping[str, str] = {}) -> Any:
+    # Spark's own starter sets the files to ship in any case.
+    settings = {"spark.submit.pyFiles": "", **conf}
     context = SimpleNamespace(
         master=master,
         pythonExec=python,
         listFiles=[],
-        getConf=lambda: SimpleNamespace(contains=conf.__contains__),
+        getConf=lambda: SimpleNamespace(contains=settings.__contains__, get=settings.get),
     )
     return SimpleNamespace(_jsparkSession=object(), sparkContext=context)
 
@@ -53,7 +58,7 @@ def test_a_chosen_python_without_the_package_is_refused(
 ) -> None:
     message = f"'{other_python}'.*does not find the package streamhouse.*{sys.executable}"
     with pytest.raises(InvalidRequestError, match=message):
-        use_own_python(_session(other_python, conf=("spark.pyspark.python",)))
+        use_own_python(_session(other_python, conf=CHOSEN))
     monkeypatch.setenv("PYSPARK_PYTHON", other_python)
     with pytest.raises(InvalidRequestError, match=message):
         use_own_python(_session(other_python))
@@ -65,8 +70,8 @@ def test_what_works_stays(other_python: str, tmp_path: Path) -> None:
     with_package.chmod(0o700)
     shipped = _session(other_python)
     shipped.sparkContext.listFiles.append("file:/streamhouse.zip")
-    submitted = _session(other_python, conf=("spark.submit.pyFiles", "spark.pyspark.python"))
-    chosen = _session(str(with_package), conf=("spark.pyspark.python",))
+    submitted = _session(other_python, conf={"spark.submit.pyFiles": "a.zip", **CHOSEN})
+    chosen = _session(str(with_package), conf=CHOSEN)
     cluster = _session("python3", master="spark://host:7077")
     for spark in (shipped, submitted, chosen, cluster, _session(sys.executable)):
         python = spark.sparkContext.pythonExec
