@@ -9,9 +9,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from tests.support.free_ports import free_port
@@ -29,6 +31,8 @@ DOCUMENTS = sorted(
 SPARK = ["spark", "spark_sql", "spark_changes", "spark_streams"]
 FIRST = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in SPARK)]
 READINGS = [FIRST, *([path] for path in DOCUMENTS if path not in FIRST)]
+# What a document's reader starts the service with, beside the data directory and the port.
+SERVED = {"getting_started": ("--tiering", "embedded")}
 
 
 # Runs the programs it is told of one after the other; what has started Java keeps it.
@@ -52,10 +56,10 @@ class Reader:
     """Somebody who types one document after another, each in a folder that is empty then.
 
     Spark's Python workers have the environment that Java was started with: all services have one
-    address.
+    address. DuckDB has its extensions, which it would fetch otherwise.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, extensions: Path) -> None:
         self.port = str(free_port())
         self._home = home
         self._python = subprocess.Popen(
@@ -63,6 +67,7 @@ class Reader:
             cwd=home,
             env={
                 **os.environ,
+                "HOME": str(_with_extensions(extensions)),
                 "PYSPARK_PYTHON": python_for_spark(),
                 "STREAMHOUSE_ENDPOINT": f"http://127.0.0.1:{self.port}",
             },
@@ -93,9 +98,22 @@ class Reader:
             python.communicate(timeout=60)
 
 
+def _with_extensions(home: Path) -> Path:
+    """Install DuckDB's extensions into a home folder, from their wheels."""
+    platform = duckdb.sql("PRAGMA platform").fetchall()[0][0]
+    version = f"v{duckdb.__version__}"
+    folder = home / ".duckdb" / "extensions" / version / platform
+    folder.mkdir(parents=True)
+    for name in ("avro", "httpfs", "iceberg"):
+        file = f"{name}.duckdb_extension"
+        wheel = resources.files(f"duckdb_extension_{name}") / "extensions" / version / file
+        (folder / file).symlink_to(str(wheel))
+    return home
+
+
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    opened = Reader(tmp_path_factory.mktemp("reader"))
+    opened = Reader(tmp_path_factory.mktemp("reader"), tmp_path_factory.mktemp("home"))
     yield opened
     opened.end()
 
@@ -106,7 +124,8 @@ def test_the_examples_of_a_document_run_in_order(
     documents: list[Path], reader: Reader, tmp_path: Path
 ) -> None:
     """A reader types them top to bottom, against a new service."""
-    with ServiceProcess(tmp_path / "data", "--port", reader.port):
+    options = SERVED.get(documents[0].stem, ())
+    with ServiceProcess(tmp_path / "data", "--port", reader.port, *options):
         for document in documents:
             program = tmp_path / f"{document.stem}.py"
             program.write_text("\n\n".join(BLOCK.findall(document.read_text())))
