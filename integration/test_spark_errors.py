@@ -69,7 +69,7 @@ def test_a_column_that_was_widened_after_the_load(world: SparkWorld) -> None:
 
     line = _message(loaded.where("id > 1").count)
 
-    assert "'price' was decimal(12,2) when this DataFrame was loaded, and is decimal(20,2)" in line
+    assert "'price' was decimal(12,2) when the table was loaded, and is decimal(20,2)" in line
     assert "now: load it again" in line
     assert world.load(path).where("price > 1").count() == 3
 

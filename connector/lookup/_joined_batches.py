@@ -29,6 +29,7 @@ from streamhouse.connector.lookup._shared_tables import shared_by_executor
 from streamhouse.connector.lookup._table_cut import PlannedTable
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.casts.lossless import fitted, may_fit
+from streamhouse.core.model.schema import type_name
 from streamhouse.core.threads import Pool
 from streamhouse.reading.options.connection import client_for
 from streamhouse.reading.scan.split_reader import coalesce
@@ -213,7 +214,7 @@ def _as_key(column: pa.Array, name: str, field: pa.Field, plan: LookupPlan) -> p
     if not may_fit(column.type, field.type):
         raise SchemaMismatchError(
             f"table '{plan.table}': '{name}' does not fit its column '{field.name}', which is"
-            f" {field.type}: it is {column.type}; cast it"
+            f" {type_name(field.type)}: it is {type_name(column.type)}; cast it"
         )
     rows = pa.RecordBatch.from_arrays([column], names=[name])
     return fitted(rows, {name: field.type}, table=plan.table).column(0)

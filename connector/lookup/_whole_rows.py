@@ -18,7 +18,7 @@ from streamhouse.connector.lookup._lookup_plan import LookupPlan
 from streamhouse.connector.lookup._table_cut import CutOfTable
 from streamhouse.core.errors import SchemaMismatchError, StreamhouseError
 from streamhouse.core.model.changelog import CHANGE_TYPE_NAMES, DELETE
-from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, type_name
 
 __all__ = ["SharedCut", "keys_in", "read_columns", "shaped", "whole_rows"]
 
@@ -104,8 +104,9 @@ def shaped(plan: LookupPlan, rows: pa.Table) -> pa.RecordBatch:
                 column = column.cast(field.type)
             except pa.ArrowException as error:
                 raise SchemaMismatchError(
-                    f"table '{plan.table}': column '{name}' is {column.type} now, and was"
-                    f" {field.type} when the lookup was made; make the lookup again"
+                    f"table '{plan.table}': column '{name}' is {type_name(column.type)} now, and"
+                    " was"
+                    f" {type_name(field.type)} when the lookup was made; make the lookup again"
                 ) from error
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=plan.row_schema)

@@ -22,7 +22,7 @@ from streamhouse.cdc_source._array_texts import (
     element_decoder,
 )
 from streamhouse.core.errors import SchemaMismatchError
-from streamhouse.core.model.schema import type_from_json
+from streamhouse.core.model.schema import type_from_json, type_name
 from streamhouse.core.model.values.calendar import DAY_US, MICROSECONDS
 from streamhouse.core.model.values.decimals import as_decimal
 from streamhouse.core.types.registry import type_of
@@ -172,7 +172,8 @@ def to_array(
                 _build([value], data_type, decode)
             except _MISFITS as error:
                 raise SchemaMismatchError(
-                    f"{where}: the value {str(value)[:80]!r} does not fit type {data_type}"
+                    f"{where}: the value {str(value)[:80]!r} does not fit type"
+                    f" {type_name(data_type)}"
                     " and is not changed silently; give the source column a type that has a"
                     " form here, or leave the table out with --exclude"
                 ) from error

@@ -15,6 +15,7 @@ from streamhouse.cli.service_options import (
     read_token,
     token_file_option,
 )
+from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.table import TableInfo
 
 __all__ = ["command"]
@@ -68,7 +69,9 @@ def command(
         )
     with open_client(endpoint, token=read_token(token_file)) as client:
         table = client.alter_schema(path, changes)
-    columns = ", ".join(f"{column.name} {column.type}" for column in table.schema.columns)
+    columns = ", ".join(
+        f"{column.name} {type_name(column.type)}" for column in table.schema.columns
+    )
     _print(table, f"{table.path}, schema version {table.schema_id}: {columns}", is_json=is_json)
 
 

@@ -22,7 +22,7 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.core.errors import InvalidSchemaError, UnknownOptionError, suggestion
-from streamhouse.core.model.schema import Column, Schema
+from streamhouse.core.model.schema import Column, Schema, type_name
 from streamhouse.core.model.values._property_choice import property_choice
 from streamhouse.core.types.registry import type_of
 
@@ -290,6 +290,6 @@ def _function(column: Column, entry: tuple[str, str] | None, *, table: str) -> A
     if needed is not None and function not in type_of(column.type).aggregates:
         raise InvalidSchemaError(
             f"table '{table}': property {key}: {function} of column '{column.name}' needs"
-            f" {needed}, not {column.type}"
+            f" {needed}, not {type_name(column.type)}"
         )
     return function

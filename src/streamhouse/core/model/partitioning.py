@@ -17,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.core.errors import InvalidSchemaError, suggestion
-from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.schema import Schema, type_name
 from streamhouse.core.types.registry import type_of
 
 __all__ = [
@@ -165,7 +165,7 @@ class BatchLayout:
             if pa.types.is_nested(column.type):
                 raise InvalidSchemaError(
                     f"table '{table}': property {BATCH_SORT_PROPERTY}: column '{name}' has nested"
-                    f" type {column.type}; sort by columns of simple types"
+                    f" type {type_name(column.type)}; sort by columns of simple types"
                 )
         return cls(partitioned_by=fields, clustering=clustering)
 

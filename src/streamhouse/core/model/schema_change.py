@@ -47,6 +47,7 @@ from streamhouse.core.model.schema import (
     Schema,
     check_new_schema,
     type_from_json,
+    type_name,
 )
 from streamhouse.core.model.table import TableDescriptor, TableInfo
 
@@ -166,7 +167,8 @@ def _convert(array: pa.Array | None, column: Column, row_count: int, *, table: s
         return array.cast(column.type)
     except pa.ArrowInvalid as error:
         raise SchemaMismatchError(
-            f"table '{table}': a newer value of column '{column.name}' does not fit {column.type},"
+            f"table '{table}': a newer value of column '{column.name}' does not fit"
+            f" {type_name(column.type)},"
             f" its type in an older version of the schema: {error}; read the table with its current"
             " schema"
         ) from error

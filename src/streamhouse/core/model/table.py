@@ -321,12 +321,12 @@ def _check_key_column(schema: Schema, name: str, *, kind: str, table: str) -> No
     column = schema.column(name, table=table)
     if pa.types.is_nested(column.type):
         raise InvalidSchemaError(
-            f"table '{table}': {kind} column '{name}' has nested type {column.type};"
+            f"table '{table}': {kind} column '{name}' has nested type {type_name(column.type)};"
             " use columns of simple types"
         )
     if kind == "primary key" and pa.types.is_floating(column.type):
         raise InvalidSchemaError(
-            f"table '{table}': primary key column '{name}' is {column.type};"
+            f"table '{table}': primary key column '{name}' is {type_name(column.type)};"
             " floating point numbers make no reliable keys, use decimal or string"
         )
 

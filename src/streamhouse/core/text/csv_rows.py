@@ -23,7 +23,7 @@ from streamhouse.core.errors import (
     UnknownColumnError,
     UnsupportedError,
 )
-from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, type_name
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.rows.checked_rows import CheckedRows
 from streamhouse.core.rows.division import divide
@@ -108,7 +108,8 @@ def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
         column = table.schema.column(name, table=str(table.path))
         if pa.types.is_nested(column.type):
             raise UnsupportedError(
-                f"{what}: column '{name}' is {column.type}, for which CSV has no values; send"
+                f"{what}: column '{name}' is {type_name(column.type)}, for which CSV has no"
+                " values; send"
                 " application/x-ndjson"
             )
     return names

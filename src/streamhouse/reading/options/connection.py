@@ -117,7 +117,7 @@ def connection_options(options: Mapping[str, str]) -> ConnectionOptions:
     path, table = by_key.get("path"), by_key.get("table")
     if by_key.get("paths"):
         raise InvalidRequestError(
-            f"load one table at a time, not {by_key['paths']}; union the DataFrames instead"
+            f"load one table at a time, not {by_key['paths']}; combine the rows of several loads"
         )
     name = table or path
     if not name:

@@ -138,14 +138,14 @@ OPTIONS: Final = (
            " snapshots that delete rows, which are an error else. The name is Iceberg's."),
     Option("write.mode", "", (WRITE,), "What rows do: `append` (log tables, their default),"
            " `upsert` (primary key tables, their default), `delete` the rows with these keys,"
-           " `partial`: update only the columns the DataFrame has."),
+           " `partial`: update only the columns of the rows."),
     Option("write.transactional", "true", (WRITE,), "Write all rows of a job, or of a micro-batch,"
            " or none, once; `false` sends them straight to the table: at-least-once."),
     Option("app.id", "", (WRITE,), "Who writes, for writes that must not happen twice; default for"
            " streams: the query's id, which its checkpoint keeps."),
     Option("app.version", "", (WRITE,), "Number of this write of `app.id`: the table skips it"
            " unless it is greater than the last one committed. Streams number their batches."),
-    Option("schema.id", "", (WRITE,), "Version of the table's schema that the DataFrame's columns"
+    Option("schema.id", "", (WRITE,), "Version of the table's schema that the rows' columns"
            " are named by; default: the current one. A stream or a numbered write must say it where"
            " a column has the name that [another column had](schema_evolution.md#who-sees-what)."),
     Option("transaction.timeout", TRANSACTION_TIMEOUT, (WRITE,), "After this long without a row or"
@@ -155,9 +155,9 @@ OPTIONS: Final = (
     Option("on.error", "refuse", (WRITE,), "`reject`: rows that do not fit go to"
            " [`table$rejected`](spark.md#keep-rows-that-do-not-fit) with their reason, in the same"
            " transaction, and the others are written."),
-    Option("mergeSchema", "false", (WRITE,), "`true` adds the DataFrame's new columns, and fields"
+    Option("mergeSchema", "false", (WRITE,), "`true` adds the rows' new columns, and fields"
            " of structs, to the table, widens types, also inside structs, arrays and maps, drops"
-           " NOT NULL where the DataFrame's column may be null, and writes null for columns and"
+           " NOT NULL where the rows' column may be null, and writes null for columns and"
            " fields that it lacks; with `write.mode` = `partial` columns that it lacks stay."),
     Option("keepNullability", "false", (WRITE,), "If this write creates the table: `true` makes the"
            " columns NOT NULL that Spark knows to have no null, as literals and `range`; else only"
@@ -434,7 +434,7 @@ def _check_part(by_key: Mapping[str, str], name: TableName) -> None:
         if option is not None and option.uses != ALL_USES and option.key != "columns":
             raise InvalidRequestError(
                 f"option '{option.key}' has no meaning for '{name}', which describes the table;"
-                " filter the DataFrame"
+                " filter the rows"
             )
 
 

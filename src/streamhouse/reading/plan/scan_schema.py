@@ -106,8 +106,8 @@ def check_types(
         if not _same_type(column.type, field.type):
             if is_loaded:
                 raise SchemaMismatchError(
-                    f"table '{table}': column '{column.name}' was {type_name(field.type)} when this"
-                    f" DataFrame was loaded, and is {type_name(column.type)} now: load it again"
+                    f"table '{table}': column '{column.name}' was {type_name(field.type)} when the"
+                    f" table was loaded, and is {type_name(column.type)} now: load it again"
                 )
             raise SchemaMismatchError(
                 f"table '{table}': column '{column.name}' is {type_name(column.type)}, but"

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.errors import SchemaMismatchError, UnknownColumnError
+from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.values.calendar import DAY_US
 from streamhouse.core.model.values.zone import Zone
 from streamhouse.reading.where._row_evaluation import NotByRowError, truth_of_row
@@ -153,7 +154,8 @@ def _read(column: PredicateColumn, batch: pa.RecordBatch) -> pa.Array:
         return array.cast(column.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(
-            f"column '{column}' arrived as {array.type} and is not the {column.type} that the"
+            f"column '{column}' arrived as {type_name(array.type)} and is not the"
+            f" {type_name(column.type)} that the"
             f" where expression was made for: {error}"
         ) from error
 

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamhouse.core.errors import InvalidPredicateError
+from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.values.calendar import DAY_US, days_of
 from streamhouse.core.model.values.decimals import decimal_of
 from streamhouse.core.model.values.zone import UTC, Zone
@@ -114,7 +115,7 @@ def compare(subject: Subject, op: Operator, literal: Literal, *, zone: Zone = UT
     if pa.types.is_floating(data_type):
         return _compare_float(column, op, _as_double(data_type, literal))
     if pa.types.is_nested(data_type):
-        raise refuse(f"column '{column}' of type {data_type} cannot be compared")
+        raise refuse(f"column '{column}' of type {type_name(data_type)} cannot be compared")
     if type_of(data_type).least is None:
         return Compare(column, op, _as_unordered(data_type, literal))
     if pa.types.is_timestamp(data_type) and data_type.tz is None and literal.kind == "timestamp":

@@ -47,7 +47,7 @@ _ESCAPED: Final = {
 
 def refuse(piece: str) -> InvalidPredicateError:
     """Return the error for a piece without pushdown."""
-    return InvalidPredicateError(f"where: {piece}; use DataFrame.filter for it")
+    return InvalidPredicateError(f"where: {piece}; filter the rows after the read")
 
 
 def parse_date(text: str) -> int:

@@ -14,7 +14,7 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, SqlglotError
 
 from streamhouse.core.errors import InvalidPredicateError
-from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.schema import Schema, type_name
 from streamhouse.core.model.values.zone import UTC, Zone
 from streamhouse.reading.where._literal import Literal, Subject, compare, fold, in_list
 from streamhouse.reading.where._operand import Operand, Operands, check_arguments, piece
@@ -162,7 +162,7 @@ class _Translator:
         self._conditions += 1
         if self._conditions > CONDITIONS_MAX:
             raise InvalidPredicateError(
-                f"where: more than {CONDITIONS_MAX} conditions; use IN, or join with a DataFrame"
+                f"where: more than {CONDITIONS_MAX} conditions; use IN, or join with a table"
             )
         return self._condition(node)
 
@@ -208,7 +208,7 @@ class _Translator:
             if pa.types.is_boolean(column.type):
                 return Compare(column, "=", True)
             raise InvalidPredicateError(
-                f"where: column '{column}' of type {column.type} is not a condition;"
+                f"where: column '{column}' of type {type_name(column.type)} is not a condition;"
                 " compare it with something"
             )
         raise refuse(f"{piece(node)} as a condition is not supported")
@@ -283,7 +283,9 @@ class _Translator:
     def _is_nan(self, node: exp.IsNan) -> Node:
         column = self._column(node.this)
         if not pa.types.is_floating(column.type):
-            raise refuse(f"{piece(node)} of a column of type {column.type} is not supported")
+            raise refuse(
+                f"{piece(node)} of a column of type {type_name(column.type)} is not supported"
+            )
         return And((Not(IsNull(column)), Compare(column, "=", float("nan"))))
 
     def _like(self, node: exp.Like | exp.Escape) -> Node:
@@ -325,7 +327,8 @@ class _Translator:
     def _text_match(self, column: PredicateColumn, parts: tuple[str | int | None, ...]) -> Node:
         if not pa.types.is_string(column.type):
             raise refuse(
-                f"matching text in column '{column}' of type {column.type} is not supported"
+                f"matching text in column '{column}' of type {type_name(column.type)} is not"
+                " supported"
             )
         if not parts:
             return Compare(column, "=", "")

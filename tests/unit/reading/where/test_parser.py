@@ -144,7 +144,7 @@ def test_what_is_not_supported_is_named_with_the_way_out(text: str, piece: str) 
 
     assert piece in message
     assert message.startswith("where: ")
-    assert message.endswith("use DataFrame.filter for it")
+    assert message.endswith("filter the rows after the read")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from streamhouse.core.errors import (
     listing,
 )
 from streamhouse.core.model.casts.nested import are_alike
-from streamhouse.core.model.schema import Column, Schema, canonical_type
+from streamhouse.core.model.schema import Column, Schema, canonical_type, type_name
 
 __all__ = ["check_nulls", "check_schema", "conform", "null_refused"]
 
@@ -114,7 +114,8 @@ def _check_type(sent: pa.DataType, column: Column, *, table: str) -> None:
     except InvalidSchemaError as error:
         hint = "; " + error.message.rsplit("; ", 1)[-1]
     raise SchemaMismatchError(
-        f"table '{table}': column '{column.name}' is {column.type}, but the data has {sent}{hint}"
+        f"table '{table}': column '{column.name}' is {type_name(column.type)}, but the data has"
+        f" {type_name(sent)}{hint}"
     )
 
 
