@@ -290,4 +290,4 @@ def test_what_has_no_form_ends_the_command_or_is_left_out(world: CdcWorld) -> No
     world.sql("INSERT INTO deep VALUES (3, NULL, '{{1},{2}}')")
     code, said = command.finish()
     assert code == 1
-    assert "column 'flat': the value '{{1},{2}}' does not fit type list" in said
+    assert "column 'flat': the value '{{1},{2}}' does not fit type array" in said

@@ -237,7 +237,7 @@ def test_sql_gets_a_function(tables: SparkWorld) -> None:
     assert "takes its key (country, place), so 2 arguments, not 1" in str(error.value)
     with pytest.raises(PySparkException) as error:
         spark.sql("SELECT lookup_user('Ann')").collect()
-    assert "'id' does not fit its column 'id', which is int64" in str(error.value)
+    assert "'id' does not fit its column 'id', which is bigint" in str(error.value)
 
 
 def test_what_cannot_be_looked_up_is_refused_at_the_call(tables: SparkWorld) -> None:
@@ -254,7 +254,7 @@ def test_what_cannot_be_looked_up_is_refused_at_the_call(tables: SparkWorld) -> 
         refused(InvalidRequestError, "dim.users", by_user, columns=["name"])
     )
     assert (
-        "table 'dim.users': column 'id' is int64, but the data has string, in its column 'name'"
+        "table 'dim.users': column 'id' is bigint, but the data has string, in its column 'name'"
         in (refused(SchemaMismatchError, "dim.users", {"name": "id"}, columns=["tags"]))
     )
     assert "has no column 'tag'; did you mean 'tags'?" in (

@@ -181,7 +181,7 @@ MISTAKES: Final[dict[str, tuple[Mistake, str]]] = {
     ),
     "a frame's naive datetimes": (
         _framed("times", {"id": [1], "at": [pd.Timestamp(NOON)]}),
-        "column 'at' is timestamp[us, tz=UTC], but the data has timestamp",
+        "column 'at' is timestamp, but the data has timestamp[ns]",
     ),
     # Keys.
     "a bare key": (lambda c: c.lookup("keyed", 5), "lookup takes rows as"),

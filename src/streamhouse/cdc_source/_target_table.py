@@ -26,6 +26,7 @@ from streamhouse.core.errors import (
     UnavailableError,
 )
 from streamhouse.core.model.records.unavailable_value import UnavailableValue
+from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.table import TableInfo, TablePath
 
 __all__ = ["OP_COLUMN", "OldRows", "SourceTable", "TargetTable", "quoted"]
@@ -200,8 +201,9 @@ class TargetTable:
             table = self._client.widen_column(str(self.path), column.name, wanted)
         except InvalidSchemaError as error:
             raise SchemaMismatchError(
-                f"table '{self.path}': column '{column.name}' is {found}, and in"
-                f" '{self.source.full_name}' it became {column.type_name}, which is {wanted};"
+                f"table '{self.path}': column '{column.name}' is {type_name(found)}, and in"
+                f" '{self.source.full_name}' it became {column.type_name}, which is"
+                f" {type_name(wanted)};"
                 " this change cannot be followed. Drop the table and start with --snapshot, or"
                 " change the column back"
             ) from error

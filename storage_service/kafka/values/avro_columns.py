@@ -26,7 +26,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.casts.lossless import castings, fitted, may_fit
 from streamhouse.core.model.casts.written_rows import check_names
-from streamhouse.core.model.schema import Column, Schema, empty_batch
+from streamhouse.core.model.schema import Column, Schema, empty_batch, type_name
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.core.rows.checked_rows import Misfit, Misfits, ReadRows
 from streamhouse.storage_service.kafka.avro_library import read_values, write_rows
@@ -159,8 +159,9 @@ class _Reader:
                 )
             if not may_fit(arrow, self._types[column]):
                 raise SchemaMismatchError(
-                    f"field '{name}' of schema {schema_id} is {arrow}, and column '{column}' is"
-                    f" {self._types[column]}"
+                    f"field '{name}' of schema {schema_id} is {type_name(arrow)}, and column"
+                    f" '{column}' is"
+                    f" {type_name(self._types[column])}"
                 )
         return schema
 
@@ -289,7 +290,8 @@ def avro_records(
             array = pa.nulls(rows.num_rows, field.type.arrow)
         if not may_fit(array.type, field.type.arrow):
             raise SchemaMismatchError(
-                f"{where}: column '{name}' is {array.type}, and its field is {field.type.arrow}"
+                f"{where}: column '{name}' is {type_name(array.type)}, and its field is"
+                f" {type_name(field.type.arrow)}"
             )
         field_schema = Schema((Column(id=1, name=name, type=field.type.arrow),))
         column_batch = pa.RecordBatch.from_arrays([array], names=[name])

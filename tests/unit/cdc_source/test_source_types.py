@@ -207,7 +207,7 @@ def test_arrays(data_type: pa.DataType, type_name: str, sent: str, expected: Any
     ],
 )
 def test_an_array_that_has_no_form_is_refused(data_type: pa.DataType, sent: str) -> None:
-    with pytest.raises(SchemaMismatchError, match="does not fit type list"):
+    with pytest.raises(SchemaMismatchError, match="does not fit type array"):
         to_array([sent], _list(data_type), WireType("STRING"), where="here")
 
 

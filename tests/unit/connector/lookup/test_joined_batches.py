@@ -169,7 +169,9 @@ def test_a_column_that_is_another_since_says_so() -> None:
     plan = plan_of(table, given=["user"], columns=["name"])
     table.schema = table.schema.set(1, pa.field("name", pa.list_(pa.string())))
     table.rows = {(1,): {"id": 1, "name": ["a"]}}
-    with pytest.raises(SchemaMismatchError, match=r"column 'name' is list.* now, and was string"):
+    with pytest.raises(
+        SchemaMismatchError, match=r"column 'name' is array<string> now, and was string"
+    ):
         list(joined([_batch(1)], plan, RowSource(plan, table, table)))
 
 

@@ -197,7 +197,7 @@ async def test_a_delete_removes_rows_and_says_where_its_changes_are(tmp_path: Pa
          "must name the key column 'id'"),
         ("keyed", "upsert", _body(pa.schema([EVENTS.field("id"), pa.field("name", pa.int64())]),
                                   [{"id": 1, "name": 2}]), {},
-         "schema_mismatch", "column 'name' is string, but the data has int64"),
+         "schema_mismatch", "column 'name' is string, but the data has bigint"),
         ("keyed", "upsert", _body(CHANGES, [{"id": 1, "name": "a", "__change_type": "+I"},
                                             {"id": 1, "name": "a", "__change_type": "?"}]), {},
          "schema_mismatch", "__change_type of row 1 is '?'"),

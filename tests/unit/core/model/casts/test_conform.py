@@ -52,16 +52,16 @@ def test_an_all_null_column_fits_any_nullable_one() -> None:
         ({"id": [1], "name": ["x"]}, "column 'price' is missing from the data"),
         (
             {"id": ["1"], "name": ["x"], "price": PRICES},
-            "column 'id' is int64, but the data has str",
+            "column 'id' is bigint, but the data has string",
         ),
-        ({"id": [1.5], "name": ["x"], "price": PRICES}, "'id' is int64, but the data has double"),
+        ({"id": [1.5], "name": ["x"], "price": PRICES}, "'id' is bigint, but the data has double"),
         (
             {"id": pa.array([1], pa.uint64()), "name": ["x"], "price": PRICES},
             "but the data has uint64; use decimal(20,0)",
         ),
         (
             {"id": [1], "name": ["x"], "price": pa.array([Decimal("1.23456")])},
-            "'price' is decimal128(12, 4), but the data has decimal128(6, 5)",
+            "'price' is decimal(12,4), but the data has decimal(6,5)",
         ),
     ],
 )

@@ -148,7 +148,7 @@ def test_fields_are_columns_whatever_schema_wrote_them() -> None:
         (_framed(1, 1, 1, 2, b"\xff\xfe"), "the value is no Avro of schema 1"),
         (_framed(1, 1, 1, 1 << 40, b"x"), "the value is no Avro of schema 1"),
         (_framed(2, 1), "the table has no column 'no', which schema 2 has"),
-        (_framed(3, _text("x")), "field 'id' of schema 3 is string, and column 'id' is int64"),
+        (_framed(3, _text("x")), "field 'id' of schema 3 is string, and column 'id' is bigint"),
         (_framed(4, 0), "the value is no Avro of schema 4 that the table can have"),
         (_framed(9, 1), "there is no schema 9"),
     ],
@@ -424,7 +424,7 @@ def test_bytes_and_nested_rows_are_avro_too() -> None:
     ("schema", "error", "said"),
     [
         (_record(id="long", name="string"), SchemaMismatchError, "the schema has no null there"),
-        (_record(id="string"), SchemaMismatchError, "column 'id' is int64"),
+        (_record(id="string"), SchemaMismatchError, "column 'id' is bigint"),
         (_record(id="int"), SchemaMismatchError, "without a loss"),
         (
             _record(id="long", name=["null", _enum("A", "B")]),

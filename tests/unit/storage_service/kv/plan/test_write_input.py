@@ -236,5 +236,5 @@ def test_wrong_input_is_refused(
 def test_a_wrong_type_is_refused_by_column() -> None:
     wrong = rows(**WHOLE).set_column(3, "size", pa.array(["1", "2"]))
 
-    with pytest.raises(SchemaMismatchError, match="'size' is int64, but the data has string"):
+    with pytest.raises(SchemaMismatchError, match="'size' is bigint, but the data has string"):
         check_rows(wrong, rules())

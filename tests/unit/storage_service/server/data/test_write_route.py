@@ -120,7 +120,7 @@ BAD_BODIES: Sequence[tuple[bytes, int, str, str]] = [
         _wrong_schema(pa.field("id", pa.string()), pa.field("name", pa.string())),
         400,
         "schema_mismatch",
-        "column 'id' is int64, but the data has string",
+        "column 'id' is bigint, but the data has string",
     ),
     (
         _wrong_schema(pa.field("id", pa.int64()), pa.field("nam", pa.string())),
