@@ -54,8 +54,10 @@ CONSTRUCTED: Final = (
 # What reads the docstrings; MkDocs looks for it beside its configuration.
 CALLS: Final = "awaited_calls.py"
 STYLE: Final = "site.css"
-# Documents with a part of nearly every subject, which are seldom the answer to a question.
+# The first document to read, and documents with a part of nearly every subject, which are seldom
+# the answer to a question.
 RANKS: Final = {
+    "getting_started.md": 2.0,
     "README.md": 0.5,
     "architecture.md": 0.4,
     "crash_table.md": 0.4,
