@@ -181,6 +181,24 @@ def test_changes_are_rejected_and_replayed_as_changes(rows_client: StreamhouseCl
     assert _ids(rows_client, "keys") == [2, 3]
 
 
+def test_a_row_without_a_version_is_rejected_alone(rows_client: StreamhouseClient) -> None:
+    engine = {
+        "table.merge-engine": "versioned",
+        "table.merge-engine.versioned.ver-column": "size",
+    }
+    rows_client.create_table("keys", SCHEMA, primary_key=("id",), properties=engine)
+    rows = [{"id": 1, "size": 10, "day": None}, {"id": 2, "size": None, "day": None}]
+    with pytest.raises(SchemaMismatchError, match="version column 'size' must not be null"):
+        rows_client.upsert("keys", rows)
+    rows_client.upsert("keys", rows, on_error="reject")
+    assert _ids(rows_client, "keys") == [1]
+    (rejected,) = rows_client.read("keys$rejected").to_pylist()
+    assert (rejected["column"], rejected["reason"]) == (
+        "size",
+        "null, and the version column 'size' must not be null",
+    )
+
+
 def test_what_cannot_be_is_said_in_one_sentence(rows_client: StreamhouseClient) -> None:
     _create(rows_client, "keys")
     with pytest.raises(UnsupportedError, match="partial update cannot reject"):

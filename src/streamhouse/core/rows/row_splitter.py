@@ -108,6 +108,8 @@ class RowSplitter:
         self._limits = LakeLimits.of_table(table, table.schema_id)
         self._key = table.descriptor.primary_key
         self._strict = table.schema.strict_columns
+        rules = table.descriptor.merge_rules() if self._key else None
+        self._version = None if rules is None else rules.version_column
         self._is_delete = is_delete
         self._row_bytes_max = ROW_BYTES_MAX if self._key else LOG_ROW_BYTES_MAX
 
@@ -165,6 +167,13 @@ class RowSplitter:
                 kind = "the key" if name in self._key else "the column"
                 reason = f"null, and {kind} '{name}' must not be null"
                 misfits.setdefault(int(at), Misfit(name, reason))
+        version = self._version
+        if version is not None and version in rows.schema.names:
+            # Deletes have a version, too.
+            nulls = rows.column(version).is_null().to_numpy(zero_copy_only=False)
+            for at in np.flatnonzero(nulls):
+                reason = f"null, and the version column '{version}' must not be null"
+                misfits.setdefault(int(at), Misfit(version, reason))
 
     def _deletes(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Return which rows are deletes, as far as the change types are readable."""
