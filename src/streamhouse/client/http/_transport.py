@@ -57,6 +57,17 @@ _REDIRECTS: Final = 300
 _ERROR_BYTES_MAX: Final = 1 << 20
 
 
+class _Answer(dict[str, Any]):
+    """A JSON answer; a missing entry means that something else than our service answers."""
+
+    def __init__(self, what: str, entries: Mapping[str, Any]) -> None:
+        super().__init__(entries)
+        self._what = what
+
+    def __missing__(self, name: str) -> Any:
+        raise InvalidRequestError(f"{self._what} without '{name}'; is it a Streamhouse service?")
+
+
 class HttpTransport:
     """Requests to the processes of a service over kept connections. Thread-safe."""
 
@@ -111,13 +122,14 @@ class HttpTransport:
             table=table,
             wait_s=wait_s,
         ).data
+        what = f"{self.endpoint} answered {method} {path}"
         try:
-            return json.loads(data) if data else None
+            answer = json.loads(data) if data else None
         except ValueError as error:
             raise InvalidRequestError(
-                f"{self.endpoint} answered {method} {path} with something that is no JSON;"
-                " is it a Streamhouse service?"
+                f"{what} with something that is no JSON; is it a Streamhouse service?"
             ) from error
+        return _Answer(what, answer) if isinstance(answer, dict) else answer
 
     def request(
         self,

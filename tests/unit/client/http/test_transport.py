@@ -220,11 +220,15 @@ def test_a_refusal_of_a_large_body_is_heard() -> None:
         transport.close()
 
 
-def test_a_page_is_not_taken_for_an_answer() -> None:
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [(b"<html>", "something that is no JSON"), (b'{"status": "ok"}', "without 'tables'")],
+)
+def test_the_answer_of_another_server_is_not_taken_for_one(body: bytes, what: str) -> None:
     with (
-        ScriptedServer([_answer(b"<html>")]) as server,
+        ScriptedServer([_answer(body)]) as server,
         StorageClient(server.endpoint) as client,
-        pytest.raises(InvalidRequestError, match="no JSON; is it a Streamhouse service"),
+        pytest.raises(InvalidRequestError, match=f"{what}; is it a Streamhouse service"),
     ):
         client.list_tables()
 
