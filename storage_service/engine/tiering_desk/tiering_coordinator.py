@@ -74,6 +74,7 @@ _TABLES_AT_ONCE: Final = 50
 _LOOKS_MAX: Final = 3
 _RETRY_MS_MIN: Final = 50
 _RETRY_MS_MAX: Final = 5_000
+_NEVER_MS: Final = 1 << 62
 _LOGGED_ERROR_CHARACTERS_MAX: Final = 500
 
 
@@ -159,7 +160,7 @@ class TieringCoordinator:
     ) -> ClaimAnswer:
         candidates = []
         wanted = tuple(self._tables() if tables is None else tables)
-        reason, retry_ms = "no_tables" if tables is None or wanted else "starting", 1 << 62
+        reason, retry_ms = "no_tables" if tables is None or wanted else "starting", _NEVER_MS
         unread = [table for table in wanted if not table.is_age_known]
         if unread:
             await self._runtime.run(_read_ages, unread)
@@ -189,7 +190,8 @@ class TieringCoordinator:
         properties = table.properties
         later = TableDue(wait_ms=_RETRY_MS_MAX, urgency=0.0)
         if not properties.datalake_enabled:
-            return "datalake_disabled", later
+            # The reason for an idle worker only if no other table is.
+            return "datalake_disabled", replace(later, wait_ms=_NEVER_MS)
         if table.lake.diverged:
             return "history_diverged", later
         try:

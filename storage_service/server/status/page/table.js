@@ -104,6 +104,7 @@ function showOne(status) {
   ...errors.map(([kind, text]) => { const { cause, where } = causeOf(text); return make("p", { class: `error ${kind}` }, cause, where ? make("span", { class: "where" }, " ", where) : null); }),
   make("dl", { class: "strip sheet" }, figures.map(([label, value, note]) => tile(label, value, note, { second: null }))),
   charts(status, table));
+  byId("one-history").hidden = byId("one-place").hidden = !table.is_tiered;
   byId("one-lake").replaceChildren(lakeFacts(status, table));
   byId("one-rounds").replaceChildren(rounds(status, table));
   byId("one-buckets").replaceChildren(...buckets(table));

@@ -96,6 +96,16 @@ async def test_only_one_of_many_claims_at_once_wins(tmp_path: Path) -> None:
         assert {a.reason for a in answers if a.assignment is None} == {"leased"}
 
 
+async def test_a_table_without_a_lake_is_not_the_reason_beside_others(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
+        table = await world.table("first")
+        assignment = await world.granted()
+        await world.complete(table, assignment.epoch)
+        await world.table("second", properties={"table.datalake.enabled": "false"})
+
+        assert (await world.claim()).reason == "nothing_to_tier"
+
+
 async def test_a_completed_round_moves_the_tiered_offsets_durably(tmp_path: Path) -> None:
     async with claim_world(tmp_path) as world:
         table = await world.table()
