@@ -179,6 +179,11 @@ MISTAKES: Final[dict[str, tuple[Mistake, str]]] = {
         _framed("numbers", {"id": [1, 2], "n": [1, 2**40]}),
         "row 1 has 1099511627776, which is no int without a loss",
     ),
+    "a frame without a nullable column": (
+        lambda c: c.append("times", pa.table({"id": [1]})),
+        "column 'at' is missing from the data (given: id); a table or a frame names every column,"
+        " dicts may leave out nullable ones",
+    ),
     "a frame's naive datetimes": (
         _framed("times", {"id": [1], "at": [pd.Timestamp(NOON)]}),
         "column 'at' is timestamp, but the data has timestamp[ns]",

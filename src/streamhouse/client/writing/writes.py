@@ -287,11 +287,12 @@ def _check_columns(
     except SchemaMismatchError as error:
         column_names = [column.name for column in expected.columns]
         is_partial = set(table.descriptor.primary_key) <= set(schema.names) < set(column_names)
-        if operation is not TransactionOperation.UPSERT or not is_partial:
+        if not is_partial:
             raise
-        raise SchemaMismatchError(
-            f"{error.message}; columns={schema.names} leaves the others as they are"
-        ) from error
+        advice = f"columns={schema.names} leaves the others as they are"
+        if operation is TransactionOperation.APPEND:
+            advice = "a table or a frame names every column, dicts may leave out nullable ones"
+        raise SchemaMismatchError(f"{error.message}; {advice}") from error
     return casts
 
 
