@@ -9,6 +9,7 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem
 
+from streamhouse.cli.command_group import CommandGroup
 from streamhouse.cli.settings import with_settings
 from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
 from streamhouse.core.errors import StreamhouseError
@@ -48,7 +49,7 @@ _COMMANDS: Final = {
 """Command name -> its module and its line of the help."""
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(CommandGroup):
     """Imports a command's module when the command runs: `--help` must not wait for pyspark."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
@@ -121,7 +122,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; a Streamhouse error is one line on stderr and exit code 1."""
     try:
-        cli.main(standalone_mode=False)
+        exit_code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
@@ -130,3 +131,5 @@ def main() -> None:
     except (StreamhouseError, MissingExtraError) as error:
         click.echo(f"streamhouse: {error}", err=True)
         sys.exit(1)
+    if isinstance(exit_code, int):
+        sys.exit(exit_code)

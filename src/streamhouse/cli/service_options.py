@@ -46,18 +46,20 @@ def read_token(token_file: Path | None) -> str | None:
     return None if token_file is None else read_secret(token_file, kind="token")
 
 
-def open_client(endpoint: str | None, *, token: str | None = None) -> StorageClient:
+def open_client(
+    endpoint: str | None, *, token: str | None = None, first_contact_s: float = _FIRST_CONTACT_S
+) -> StorageClient:
     """Return a client for a command. A wrong endpoint fails soon; a takeover is awaited."""
-    return _fail_soon(StorageClient(endpoint, token=token))
+    return _fail_soon(StorageClient(endpoint, token=token), first_contact_s)
 
 
 def open_reader(endpoint: str | None, *, token: str | None = None) -> StreamhouseClient:
     """Return a client as `open_client` does, for a command that also reads the lake."""
-    return _fail_soon(StreamhouseClient(endpoint, token=token))
+    return _fail_soon(StreamhouseClient(endpoint, token=token), _FIRST_CONTACT_S)
 
 
-def _fail_soon(client: _Client) -> _Client:
-    StorageClient.of(client).transport.routes.first_contact_s = _FIRST_CONTACT_S
+def _fail_soon(client: _Client, first_contact_s: float) -> _Client:
+    StorageClient.of(client).transport.routes.first_contact_s = first_contact_s
     return client
 
 

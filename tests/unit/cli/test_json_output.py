@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +17,7 @@ from streamhouse.core.model.offsets import BucketPositions
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.model.table_state import TableState
+from tests.support.canned_service import canned_service
 from tests.support.documented_fields import documented
 
 SHARD = {
@@ -110,31 +109,10 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-class _Canned(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        unknown = {"error": {"code": "invalid_request", "message": f"no answer for {self.path}"}}
-        body = json.dumps(ANSWERS.get(self.path, unknown)).encode()
-        self.send_response(200 if self.path in ANSWERS else 400)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Canned)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with canned_service(ANSWERS) as url:
+        yield url
 
 
 def _run(endpoint: str, *arguments: str) -> Result:
@@ -150,7 +128,8 @@ def _names(result: Result) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ([], ["log.z", "shop.a", "shop.b", "shop.c"]),
+        ([], ["shop.a", "log.z", "shop.b", "shop.c"]),
+        (["--sort", "name"], ["log.z", "shop.a", "shop.b", "shop.c"]),
         (["--sort", "lag"], ["shop.a", "shop.b", "log.z", "shop.c"]),
         (["--sort", "rows"], ["shop.b", "shop.c", "log.z", "shop.a"]),
         (["--sort", "written", "--filter", "shop.*"], ["shop.a", "shop.b", "shop.c"]),

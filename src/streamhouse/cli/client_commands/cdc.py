@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from streamhouse.cli.command_group import CommandGroup
 from streamhouse.cli.log_options import log_options
 from streamhouse.cli.service_options import (
     endpoint_option,
@@ -39,7 +40,7 @@ _logger = logging.getLogger(__name__)
 _STREAM_NAME: Final = re.compile(r"[a-z0-9_]{1,48}")
 
 
-class _FollowByDefault(click.Group):
+class _FollowByDefault(CommandGroup):
     """A group with a default: without a subcommand's name it follows."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -8,12 +8,11 @@ from typing import Any, Final
 
 import click
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from streamhouse.cli.option_values import age_text
-from streamhouse.cli.output import json_option, print_json
+from streamhouse.cli.output import json_option, open_console, print_json
 from streamhouse.cli.service_options import (
     endpoint_option,
     open_client,
@@ -51,7 +50,6 @@ def command(
     """
     if forget is not None and path is None:
         raise click.UsageError("--forget needs the TABLE whose consumer it is")
-    console = Console()
     with open_client(endpoint, token=read_token(token_file)) as client:
         if forget is not None and path is not None:
             names = [str(consumer["name"]) for consumer in client.consumers(path)]
@@ -72,7 +70,7 @@ def command(
         overview.add_column(heading, justify="right", no_wrap=True)
     for consumer in consumers:
         overview.add_row(*_row(consumer))
-    console.print(
+    open_console().print(
         overview if consumers else "no reader has reported its position",
         *(Text(trouble, style="red") for trouble in troubles),
         sep="\n",

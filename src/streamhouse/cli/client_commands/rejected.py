@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from streamhouse.cli.command_group import CommandGroup
 from streamhouse.cli.output import json_option, print_json
 from streamhouse.cli.service_options import (
     endpoint_option,
@@ -19,7 +20,7 @@ from streamhouse.core.errors import TableNotFoundError
 __all__ = ["command"]
 
 
-@click.group("rejected")
+@click.group("rejected", cls=CommandGroup)
 def command() -> None:
     """Rows that did not fit a table, in DB.TABLE$rejected."""
 

@@ -8,11 +8,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.cli.output import json_option, print_json
+from streamhouse.cli.command_group import CommandGroup
+from streamhouse.cli.output import json_option, open_console, print_json
 from streamhouse.cli.service_options import (
     endpoint_option,
     open_client,
@@ -24,7 +24,7 @@ from streamhouse.core.errors import UnavailableError
 __all__ = ["command"]
 
 
-@click.group("shards", invoke_without_command=True)
+@click.group("shards", cls=CommandGroup, invoke_without_command=True)
 @endpoint_option
 @token_file_option
 @json_option
@@ -64,7 +64,7 @@ def move(
         token_file = outer.params["token_file"]
     with open_client(endpoint, token=read_token(token_file)) as client:
         client.move_table(table, shard)
-    Console().print(f"table {table} is in shard {shard}")
+    open_console().print(f"table {table} is in shard {shard}")
 
 
 def _show(endpoint: str | None, token_file: Path | None, *, is_json: bool) -> None:
@@ -73,7 +73,7 @@ def _show(endpoint: str | None, token_file: Path | None, *, is_json: bool) -> No
     if is_json:
         print_json({"shards": shards})
     elif shards:
-        Console().print(_overview(shards))
+        open_console().print(_overview(shards))
     else:
         click.echo("the service has no journal: it is one process")
     gone = [shard["shard"] for shard in shards if not shard["is_live"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from streamhouse.cli.output import (
     json_option,
     largest_first,
     matches,
+    open_console,
     print_json,
     sort_option,
 )
@@ -56,7 +56,6 @@ _FIGURES: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
 }
 """The figures that `--sort` can order by, besides the name."""
 _NO_ROUND: Final[dict[str, Any]] = {"step": None, "rows_done": None, "rows_planned": None}
-_PIPE_COLUMNS: Final = 10_000
 _OF_KEY_TABLES: Final = (
     "Of a table with a primary key 'rows' counts rows, and the columns after it count changes."
 )
@@ -87,10 +86,7 @@ def command(
         raise click.UsageError("--filter and --sort are for lists: give no PATH with them")
     if sizes and sort != "name":
         raise click.UsageError("--sort is for the list without --sizes")
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        # A pipe or a file has no width: no column is cut.
-        console = Console(width=_PIPE_COLUMNS)
+    console = open_console()
     with open_client(endpoint, token=read_token(token_file)) as client:
         if path is not None:
             state = client.table_state(path)

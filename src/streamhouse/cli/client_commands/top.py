@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import select
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -17,10 +21,12 @@ from rich.text import Text
 
 from streamhouse.cli.option_values import age_text, size_text
 from streamhouse.cli.output import (
+    check_reader,
     filter_option,
     json_option,
     largest_first,
     matches,
+    open_console,
     sort_option,
 )
 from streamhouse.cli.service_options import (
@@ -34,6 +40,7 @@ from streamhouse.client import StorageClient
 __all__ = ["command"]
 
 _FIGURES: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
+    "late": lambda table: max(table["lag_ms"] - table["freshness_ms"], 0) * table["is_tiered"],
     "rows": lambda table: table["row_count"],
     "written": lambda table: table["written_rows_per_s"],
     "read": lambda table: table["read_rows_per_s"],
@@ -44,6 +51,11 @@ _FIGURES: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _CHART_CHARACTERS: Final = 24
 _WIDE_CHARACTERS: Final = 110
+_NAME_CHARACTERS_MIN: Final = 12
+# The heading and the rule below, the number of tables without a place, the last line.
+_FRAME_LINES: Final = 4
+_TABLES_MIN: Final = 3
+_END: Final = "q or Ctrl-C ends"
 
 
 @click.command("top")
@@ -51,7 +63,7 @@ _WIDE_CHARACTERS: Final = 110
 @token_file_option
 @click.option("--once", is_flag=True, help="Print one picture and return.")
 @filter_option
-@sort_option(_FIGURES)
+@sort_option(_FIGURES, default="late")
 @json_option
 def command(
     *,
@@ -62,40 +74,84 @@ def command(
     sort: str,
     is_json: bool,
 ) -> None:
-    """Watch the rows written, read and tiered; Ctrl-C ends the command.
+    """Watch the rows written, read and tiered; q or Ctrl-C ends the command.
 
-    With --json each picture is a line, in the form of docs/http_api.md; with --once a single
-    picture.
+    Late tables come first. In a pipe each picture is printed below the former picture. With --json
+    each picture is a line, in the form of docs/http_api.md; with --once a single picture.
     """
-    console = Console()
+    console = open_console()
     with open_client(endpoint, token=read_token(token_file)) as client:
 
         def fetch() -> dict[str, Any]:
             return _selected(_status(client), patterns, sort)
 
         status = fetch()
-        if once or is_json:
-            _print(status, console, is_json=is_json)
-        if once:
-            return
         pause_s = status["sample_interval_ms"] / 1000
-        with contextlib.suppress(KeyboardInterrupt):
-            if is_json:
-                while True:
-                    time.sleep(pause_s)
-                    _print(fetch(), console, is_json=True)
-            first = _picture(status, width=console.width)
-            with Live(first, console=console, screen=True, auto_refresh=False) as live:
-                while True:
-                    time.sleep(pause_s)
-                    live.update(_picture(fetch(), width=console.width), refresh=True)
+        if not (once or is_json) and console.is_terminal:
+            _show_live(status, fetch, console, pause_s=pause_s)
+            return
+        _print(status, console, is_json=is_json)
+        while not once:
+            time.sleep(pause_s)
+            check_reader()
+            if not is_json:
+                console.print()
+            _print(fetch(), console, is_json=is_json)
+
+
+def _show_live(
+    status: dict[str, Any],
+    fetch: Callable[[], dict[str, Any]],
+    console: Console,
+    *,
+    pause_s: float,
+) -> None:
+    """Draw pictures over each other until the key q."""
+    first = _fitted_picture(status, console)
+    with (
+        _keys() as is_end_pressed,
+        Live(first, console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while not is_end_pressed(pause_s):
+            live.update(_fitted_picture(fetch(), console), refresh=True)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Yield a function that waits some seconds, and returns whether the key q was pressed."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    import termios  # noqa: PLC0415 - Windows lacks the module
+    import tty  # noqa: PLC0415 - Windows lacks the module
+
+    descriptor = sys.stdin.fileno()
+    mode = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+
+    def is_end_pressed(pause_s: float) -> bool:
+        end_s = time.monotonic() + pause_s
+        while select.select([descriptor], [], [], max(end_s - time.monotonic(), 0))[0]:
+            if os.read(descriptor, 1) in b"qQ":
+                return True
+        return False
+
+    try:
+        yield is_end_pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
+
+
+def _sleep(pause_s: float) -> bool:
+    time.sleep(pause_s)
+    return False
 
 
 def _print(status: dict[str, Any], console: Console, *, is_json: bool) -> None:
     if is_json:
         click.echo(json.dumps(status))
     else:
-        console.print(_picture(status, width=console.width))
+        console.print(Group(_tables(status["tables"], status, console), *_notes(status)))
 
 
 def _status(client: StorageClient) -> dict[str, Any]:
@@ -112,30 +168,73 @@ def _selected(status: dict[str, Any], patterns: Sequence[str], sort: str) -> dic
     return {**status, "tables": largest_first(tables, _FIGURES.get(sort))}
 
 
-def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
-    is_wide = width >= _WIDE_CHARACTERS
-    tables = Table()
+def _fitted_picture(status: dict[str, Any], console: Console) -> RenderableType:
+    """Return the picture for a screen: the first tables, and notes on half of the lines at most."""
+    height = console.height - _FRAME_LINES
+    notes = console.render_lines(Group(*_notes(status)), pad=False)
+    notes = notes[: max(height // 2, height - len(status["tables"]))]
+    count = max(height - len(notes), _TABLES_MIN)
+    shown, hidden = status["tables"][:count], status["tables"][count:]
+    below: list[RenderableType] = [Text(f"and {len(hidden):,} more tables", style="dim")]
+    texts = [Text.assemble(*((s.text, s.style or "") for s in line)) for line in notes]
+    return Group(
+        _tables(shown, status, console),
+        *(below if hidden else []),
+        *texts,
+        Text(_END, style="dim"),
+    )
+
+
+def _tables(
+    tables: Sequence[dict[str, Any]], status: dict[str, Any], console: Console
+) -> RenderableType:
+    is_wide = console.width >= _WIDE_CHARACTERS
     has_shards = len(status.get("shards", ())) > 1
-    tables.add_column("table", no_wrap=True)
-    if has_shards:
-        tables.add_column("shard", no_wrap=True)
-    for heading in ("rows", "written/s", "read/s", "log", "lake lag", "wanted"):
-        tables.add_column(heading, justify="right", no_wrap=True)
-    if is_wide:
-        tables.add_column("written/s over time", no_wrap=True)
-    for table in status["tables"]:
-        tables.add_row(
-            table["table"],
-            *([str(table["shard"])] if has_shards else []),
-            _short(table["row_count"]),
-            _short(table["written_rows_per_s"]),
-            _short(table["read_rows_per_s"]),
-            size_text(table["log_bytes"]),
-            _lag(table),
-            age_text(table["freshness_ms"]) if table["is_tiered"] else "",
-            *([_chart(table["history"]["written_rows_per_s"])] if is_wide else []),
+    headings = (
+        *(("shard",) if has_shards else ()),
+        *("rows", "written/s", "read/s", "log", "lake lag", "wanted"),
+        *(("written/s over time",) if is_wide else ()),
+    )
+    rows = [_row(table, has_shards=has_shards, is_wide=is_wide) for table in tables]
+    picture = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    # Figures keep their width: where the terminal is narrow, names are cut.
+    widths = [
+        max([len(heading), *(len(row[at]) for row in rows)]) for at, heading in enumerate(headings)
+    ]
+    room = console.width - sum(widths) - 2 * len(widths)
+    picture.add_column(
+        "table", no_wrap=True, overflow="ellipsis", max_width=max(room, _NAME_CHARACTERS_MIN)
+    )
+    for heading, width in zip(headings, widths, strict=True):
+        is_text = heading in ("shard", "written/s over time")
+        picture.add_column(
+            heading, justify="left" if is_text else "right", no_wrap=True, min_width=width
         )
-    lines: list[RenderableType] = [tables, *_consumers(status), *_troubles(status)]
+    for table, row in zip(tables, rows, strict=True):
+        picture.add_row(table["table"], *row)
+    return picture
+
+
+def _row(table: dict[str, Any], *, has_shards: bool, is_wide: bool) -> list[str | Text]:
+    return [
+        *([str(table["shard"])] if has_shards else []),
+        _short(table["row_count"]),
+        _short(table["written_rows_per_s"]),
+        _short(table["read_rows_per_s"]),
+        size_text(table["log_bytes"]),
+        _lag(table),
+        age_text(table["freshness_ms"]) if table["is_tiered"] else "",
+        *([_chart(table["history"]["written_rows_per_s"])] if is_wide else []),
+    ]
+
+
+def _notes(status: dict[str, Any]) -> list[RenderableType]:
+    """Return what is below the tables: problems first."""
+    lines: list[RenderableType] = [*_troubles(status)]
+    for table in status["tables"]:
+        if error := table["tiering"].get("last_error"):
+            lines.append(Text(f"{table['table']}: {error}", style="red"))
+    lines += _consumers(status)
     for worker in status["workers"]:
         lines.append(
             f"{worker['worker_id']} tiers {worker['table']} since {age_text(worker['round_ms'])}"
@@ -143,15 +242,12 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
         )
     for worker in status["idle_workers"]:
         lines.append(Text(f"{worker['worker_id']} is idle: {worker['reason']}", style="dim"))
-    for table in status["tables"]:
-        if error := table["tiering"].get("last_error"):
-            lines.append(Text(f"{table['table']}: {error}", style="red"))
-    return Group(*lines)
+    return lines
 
 
 def _consumers(status: dict[str, Any]) -> list[RenderableType]:
     """Return the table of readers with a reported position, or nothing."""
-    readers = Table()
+    readers = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in ("consumer", "of table"):
         readers.add_column(heading, overflow="fold")
     for heading in ("unread", "lag", "at risk"):

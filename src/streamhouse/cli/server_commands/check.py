@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from streamhouse.cli.output import open_console
 from streamhouse.cli.progress_bar import ProgressBar, quiet_option
 from streamhouse.core.errors import (
     StorageFailedError,
@@ -223,7 +223,6 @@ def _check_catalog(catalog: LakeCatalog, report: CheckReport) -> None:
 
 
 def _print(report: CheckReport) -> None:
-    console = Console()
     overview = Table(title=report.data_dir)
     overview.add_column("table", no_wrap=True)
     for heading in ("bucket", "segments", "batches", "log rows", "log", "tiered", "rows by key"):
@@ -240,7 +239,7 @@ def _print(report: CheckReport) -> None:
                 f"{facts.tiered_offset:,}",
                 "" if facts.key_count is None else f"{facts.key_count:,}",
             )
-    console.print(overview)
+    open_console().print(overview)
     _print_findings(report.findings)
     verdict = _verdict(report.is_sound)
     click.echo(f"{report.data_dir} is {verdict}: {len(report.findings)} findings")
