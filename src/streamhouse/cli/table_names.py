@@ -13,7 +13,7 @@ from streamhouse.cli.service_options import open_client, read_token
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.table import DEFAULT_DATABASE
 
-__all__ = ["DATABASE", "TABLE", "table_argument"]
+__all__ = ["DATABASE", "TABLE", "columns_option", "table_argument"]
 
 # A shell waits for the completion, so a service that is away costs little.
 _COMPLETION_S: Final = 1.0
@@ -81,3 +81,16 @@ def _listed(ctx: click.Context, *, is_database: bool) -> list[str]:
             return client.list_databases() if is_database else client.list_tables()
     except (StreamhouseError, OSError):
         return []
+
+
+def _column_names(_: click.Context, __: click.Parameter, text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    from streamhouse.reading.options.name_lists import parse_names  # noqa: PLC0415 - `--help` does not wait for pyarrow
+
+    return [*parse_names(text, name="--columns")]
+
+
+columns_option = click.option(
+    "--columns", metavar="COLUMNS", callback=_column_names, help="Only these columns, as in a,b."
+)

@@ -22,7 +22,7 @@ from streamhouse.client.http.endpoint import CA_VARIABLE, with_ca_file
 from streamhouse.client.positions._position_reports import PositionReports
 from streamhouse.client.producer import Producer
 from streamhouse.client.reads import LogBatch
-from streamhouse.client.writing._rejects import Rejects
+from streamhouse.client.writing._rejects import Rejects, divided_batches
 from streamhouse.client.writing.transactions import StagedRejects, Transaction
 from streamhouse.client.writing.writes import AppendWriter
 from streamhouse.core.model.transaction import CommitResult, TransactionStatus
@@ -49,6 +49,7 @@ __all__ = [
     "TieringIdle",
     "Transaction",
     "TransactionStatus",
+    "divided_batches",
     "poll_now",
     "with_ca_file",
 ]

@@ -15,13 +15,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from streamhouse.core.errors import InvalidRequestError
-from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.core.text.rows_as_json import joined, row_texts
+from streamhouse.core.text.rows_as_json import joined, row_texts, with_change_names
 from streamhouse.storage_service.server.http.http_exchange import ARROW_STREAM, HttpExchange
 
 __all__ = ["LogForm", "TextPage", "accepted_form", "event", "event_positions"]
-
-_CHANGES: Final = pa.array([None, "+I", "-U", "+U", "-D"])
 
 
 class LogForm(enum.Enum):
@@ -59,7 +56,7 @@ class TextPage:
 
     def pieces(self, form: LogForm) -> list[bytes | memoryview]:
         """Return the page as text."""
-        texts = [row_texts(_with_change_names(batch)) for batch in self.batches]
+        texts = [row_texts(with_change_names(batch)) for batch in self.batches]
         if form is LogForm.NDJSON:
             lines = [memoryview(joined(part, separator="\n")) for part in texts if len(part)]
             return [piece for line in lines for piece in (line, b"\n")] or [b""]
@@ -78,15 +75,6 @@ class TextPage:
         rows = [memoryview(joined(part, separator=", ")) for part in texts if len(part)]
         parts = [piece for text in rows for piece in (b", ", text)][1:]
         return [head.encode(), *parts, b"]}"]
-
-
-def _with_change_names(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with change types as names, in the form that an upsert accepts."""
-    position = rows.schema.get_field_index(CHANGE_TYPE_COLUMN)
-    if position < 0 or not pa.types.is_integer(rows.schema.field(position).type):
-        return rows
-    names = _CHANGES.take(rows.column(position))
-    return rows.set_column(position, CHANGE_TYPE_COLUMN, names)
 
 
 def event(

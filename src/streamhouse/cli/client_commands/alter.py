@@ -15,6 +15,7 @@ from streamhouse.cli.service_options import (
     read_token,
     token_file_option,
 )
+from streamhouse.cli.table_names import table_argument
 from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.table import TableInfo
 
@@ -27,7 +28,7 @@ _NEW_COLUMN: Final = re.compile(
 
 
 @click.command("alter")
-@click.argument("path")
+@table_argument("path", metavar="PATH")
 @click.option("--add", metavar='"NAME TYPE"', help="Add a nullable column; a.b a field in one.")
 @click.option("--after", metavar="COLUMN", help="With --add: place it after this column.")
 @click.option("--first", is_flag=True, help="With --add: place it first.")

@@ -19,6 +19,7 @@ import click
 
 from streamhouse.cli.command_group import CommandGroup
 from streamhouse.cli.log_options import log_options
+from streamhouse.cli.output import json_option, print_json
 from streamhouse.cli.service_options import (
     endpoint_option,
     open_client,
@@ -152,6 +153,7 @@ def follow(
 @_password_file_option
 @endpoint_option
 @token_file_option
+@json_option
 def drop(
     *,
     url: str,
@@ -160,6 +162,7 @@ def drop(
     password_file: Path | None,
     endpoint: str | None,
     token_file: Path | None,
+    is_json: bool,
 ) -> None:
     """Drop slot and publication in the database at URL; the Streamhouse tables stay as they are."""
     address = _address(url, password_file)
@@ -170,6 +173,9 @@ def drop(
     with open_client(endpoint, token=token) as client:
         stream = _stream_name(name, target_database)
         had_slot = drop_stream(client, address, database=target_database, name=stream)
+    if is_json:
+        print_json({"name": f"streamhouse_{stream}", "is_dropped": had_slot})
+        return
     click.echo(
         f"dropped streamhouse_{stream}" if had_slot else f"there was no slot streamhouse_{stream}"
     )

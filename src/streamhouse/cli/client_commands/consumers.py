@@ -19,6 +19,7 @@ from streamhouse.cli.service_options import (
     read_token,
     token_file_option,
 )
+from streamhouse.cli.table_names import table_argument
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import (
     TableDamagedError,
@@ -33,7 +34,7 @@ _RIGHT: Final = ("unread rows", "lag", "at risk", "reported")
 
 
 @click.command("consumers")
-@click.argument("path", metavar="[TABLE]", required=False)
+@table_argument("path", metavar="[TABLE]", required=False)
 @endpoint_option
 @token_file_option
 @json_option

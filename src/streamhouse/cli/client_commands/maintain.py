@@ -14,6 +14,7 @@ from streamhouse.cli.service_options import (
     read_token,
     token_file_option,
 )
+from streamhouse.cli.table_names import table_argument
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import (
     NotFoundError,
@@ -29,7 +30,7 @@ _WILDCARDS = frozenset("*?[")
 
 
 @click.command("maintain")
-@click.argument("tables", metavar="[DB.TABLE]...", nargs=-1)
+@table_argument("tables", metavar="[DB.TABLE]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Only print the plan.")
 @endpoint_option
 @token_file_option

@@ -15,6 +15,7 @@ from streamhouse.cli.service_options import (
     read_token,
     token_file_option,
 )
+from streamhouse.cli.table_names import table_argument
 from streamhouse.core.errors import TableNotFoundError
 
 __all__ = ["command"]
@@ -26,7 +27,7 @@ def command() -> None:
 
 
 @command.command("show")
-@click.argument("table", metavar="DB.TABLE")
+@table_argument("table", metavar="DB.TABLE")
 @endpoint_option
 @token_file_option
 @json_option
@@ -58,7 +59,7 @@ def show(*, table: str, endpoint: str | None, token_file: Path | None, is_json: 
 
 
 @command.command("replay")
-@click.argument("table", metavar="DB.TABLE")
+@table_argument("table", metavar="DB.TABLE")
 @endpoint_option
 @token_file_option
 @json_option

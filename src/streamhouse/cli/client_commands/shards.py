@@ -19,6 +19,7 @@ from streamhouse.cli.service_options import (
     read_token,
     token_file_option,
 )
+from streamhouse.cli.table_names import table_argument
 from streamhouse.core.errors import UnavailableError
 
 __all__ = ["command"]
@@ -45,13 +46,19 @@ def command(
 
 
 @command.command("move")
-@click.argument("table")
+@table_argument("table")
 @click.option("--to", "shard", required=True, help="The shard that the table moves to.")
 @endpoint_option
 @token_file_option
+@json_option
 @click.pass_context
 def move(
-    context: click.Context, table: str, shard: str, endpoint: str | None, token_file: Path | None
+    context: click.Context,
+    table: str,
+    shard: str,
+    endpoint: str | None,
+    token_file: Path | None,
+    is_json: bool,
 ) -> None:
     """Move TABLE to another shard. Nobody reads or writes the table meanwhile; repeat the command
     if it is interrupted.
@@ -64,7 +71,10 @@ def move(
         token_file = outer.params["token_file"]
     with open_client(endpoint, token=read_token(token_file)) as client:
         client.move_table(table, shard)
-    open_console().print(f"table {table} is in shard {shard}")
+    if is_json or outer.params["is_json"]:
+        print_json({"table": table, "shard": shard})
+    else:
+        click.echo(f"table {table} is in shard {shard}")
 
 
 def _show(endpoint: str | None, token_file: Path | None, *, is_json: bool) -> None:

@@ -28,6 +28,7 @@ from streamhouse.cli.service_options import (
     read_token,
     token_file_option,
 )
+from streamhouse.cli.table_names import table_argument
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import (
     ForbiddenError,
@@ -62,7 +63,7 @@ _OF_KEY_TABLES: Final = (
 
 
 @click.command("tables")
-@click.argument("path", required=False)
+@table_argument("path", metavar="[PATH]", required=False)
 @endpoint_option
 @token_file_option
 @click.option("--sizes", is_flag=True, help="Bytes on the service's disk and in the lake.")

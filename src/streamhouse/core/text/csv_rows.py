@@ -10,7 +10,8 @@ import contextlib
 import csv
 import functools
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -31,14 +32,14 @@ from streamhouse.core.text.text_rows import (
     TextBounds,
     TextRows,
     as_values,
-    nothing_done,
 )
 
-__all__ = ["divide_csv"]
+__all__ = ["csv_names", "csv_texts", "divide_csv"]
 
 _BLOCK_BYTES: Final = 1 << 20
 _HEADER_BYTES_MAX: Final = 1 << 20
 _COLUMNS_MAX: Final = 2_100
+_ROW: Final = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.DOTALL)
 # A limit for the whole process. The longest row of a table has 31 MiB.
 csv.field_size_limit(32 << 20)
 
@@ -62,7 +63,7 @@ def divide_csv(body: bytes, table: TableInfo, bounds: TextBounds) -> CheckedRows
             return _divided(body, names, table, bounds, block_bytes=len(body) + 1)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InvalidRequestError(
-            f"{bounds.what}: {_where(body)}the body is no CSV: {error}; nothing was written"
+            f"{bounds.what}: {_reason(body, bounds, error)}; nothing was written"
         ) from error
 
 
@@ -74,13 +75,12 @@ def _divided(
         result.check(batch.num_rows, 0)
         rows = _with_all_columns(batch, table, body, result)
         checked = divide(table, rows.schema, [rows])
-        result.add(checked, functools.partial(_line_of, body))
+        result.add(checked, functools.partial(_line_of, body, result.bounds))
     return result.checked(table)
 
 
-def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
-    """Return the columns of a body; raises for a column unknown to the table."""
-    what = bounds.what
+def csv_names(body: bytes, *, what: str) -> list[str]:
+    """Return the names of a body's header; raises for a body without a header."""
     head = body[:_HEADER_BYTES_MAX]
     try:
         names: list[str] = next(_records(head.decode("utf-8-sig", "ignore")), [])
@@ -98,12 +98,29 @@ def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
     for name in names:
         if names.count(name) > 1:
             raise InvalidRequestError(f"{what}: line 1 names column '{name[:100]}' twice")
+    return names
+
+
+def csv_texts(body: bytes, *, what: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a body with all fields as texts; raises for a body which is not CSV."""
+    names = csv_names(body, what=what)
+    try:
+        yield from _text_batches(body, names, len(body) + 1)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{what}: the body is no CSV: {error}") from error
+
+
+def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
+    """Return the columns of a body; raises for a column unknown to the table."""
+    what = bounds.what
+    names = csv_names(body, what=what)
+    for name in names:
         if name == CHANGE_TYPE_COLUMN and table.is_primary_key_table:
             continue
         if bounds.key and name not in bounds.key:
             raise UnknownColumnError(
                 f"{what}: line 1: {bounds.owner} has no column '{name[:100]}';"
-                f" {nothing_done(is_delete=True)}"
+                f" {bounds.nothing_done}"
             )
         column = table.schema.column(name, table=str(table.path))
         if pa.types.is_nested(column.type):
@@ -145,7 +162,8 @@ def _with_all_columns(
             except SchemaMismatchError as error:
                 at = next(i for i, text in enumerate(array) if not _is_hex(text.as_py()))
                 raise InvalidRequestError(
-                    f"{result.bounds.what}: line {_line_of(body, result.row_count + at)}, column"
+                    f"{result.bounds.what}:"
+                    f" line {_line_of(body, result.bounds, result.row_count + at)}, column"
                     f" '{name}': {str(array[at].as_py())[:100]!r} is no hexadecimal digits; nothing"
                     " was written"
                 ) from error
@@ -169,8 +187,12 @@ def _records(text: str) -> Any:
     return csv.reader(io.StringIO(text, newline=""))
 
 
-def _line_of(body: bytes, row: int) -> int:
+def _line_of(body: bytes, bounds: TextBounds, row: int) -> int:
     """Return the line at which a row begins; only used for errors."""
+    return bounds.lines_before + _line_in_body(body, row)
+
+
+def _line_in_body(body: bytes, row: int) -> int:
     records = _records(body.decode("utf-8-sig", "replace"))
     begins = 1
     remaining = row + 1
@@ -185,10 +207,20 @@ def _line_of(body: bytes, row: int) -> int:
     return begins
 
 
-def _where(body: bytes) -> str:
+def _reason(body: bytes, bounds: TextBounds, error: Exception) -> str:
+    """Return why a body cannot be read, with the line if Arrow names the row."""
+    match = _ROW.search(str(error))
+    if match is None:
+        return f"{_where(body, bounds)}the body is no CSV: {error}"
+    # Arrow counts the header as row 1.
+    return f"line {_line_of(body, bounds, int(match[1]) - 2)} is no CSV: {match[2]}"
+
+
+def _where(body: bytes, bounds: TextBounds) -> str:
     """Return the line of malformed UTF-8, if the body is malformed UTF-8."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        return f"line {body.count(10, 0, error.start) + 1} is no UTF-8: "
+        line = bounds.lines_before + body.count(10, 0, error.start) + 1
+        return f"line {line} is no UTF-8: "
     return ""

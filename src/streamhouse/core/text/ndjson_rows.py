@@ -27,7 +27,7 @@ _MARK: Final = b"\xef\xbb\xbf"
 
 def divide_ndjson(body: bytes, table: TableInfo, bounds: TextBounds) -> CheckedRows:
     """Read a body and divide its rows; raises for a line without a JSON object. Thread-safe."""
-    lines = _Lines(body, what=bounds.what)
+    lines = _Lines(body, what=bounds.what, lines_before=bounds.lines_before)
     result = TextRows(bounds)
     types = {column.name: column.type for column in table.schema.columns}
     if table.is_primary_key_table and f'"{CHANGE_TYPE_COLUMN}"'.encode() in body:
@@ -58,7 +58,7 @@ def json_object_lines(body: bytes, *, what: str, rows_max: int) -> list[Mapping[
 class _Lines:
     """The lines of a body without blank lines."""
 
-    def __init__(self, body: bytes, *, what: str) -> None:
+    def __init__(self, body: bytes, *, what: str, lines_before: int = 0) -> None:
         if body.count(b"\n") > _LINES_MAX:
             raise RequestTooLargeError(f"{what}: more than {_LINES_MAX} lines; send fewer")
         self._what = what
@@ -73,7 +73,7 @@ class _Lines:
         is_text = np.ones(len(starts), np.bool_)
         for at in np.flatnonzero(data[np.minimum(starts, len(body) - 1)] <= ord(" ")):
             is_text[at] = _BLANK.fullmatch(body, int(starts[at]), int(ends[at])) is None
-        self._numbers = np.flatnonzero(is_text)
+        self._numbers = np.flatnonzero(is_text) + lines_before
         self.texts = JsonTexts(body, starts[is_text], ends[is_text])
 
     def __len__(self) -> int:

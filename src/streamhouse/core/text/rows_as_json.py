@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.types.registry import struct_json
 
-__all__ = ["joined", "row_texts"]
+__all__ = ["joined", "row_texts", "with_change_names"]
+
+_CHANGES: Final = pa.array([None, "+I", "-U", "+U", "-D"])
 
 
 def row_texts(rows: pa.RecordBatch) -> pa.LargeStringArray:
@@ -23,3 +28,12 @@ def joined(texts: pa.Array, *, separator: str) -> pa.Buffer:
         return pa.py_buffer(b"")
     lists = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts)
     return pc.binary_join(lists, pa.scalar(separator, pa.large_string()))[0].as_buffer()
+
+
+def with_change_names(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with change types as names, in the form that an upsert accepts."""
+    position = rows.schema.get_field_index(CHANGE_TYPE_COLUMN)
+    if position < 0 or not pa.types.is_integer(rows.schema.field(position).type):
+        return rows
+    names = _CHANGES.take(rows.column(position))
+    return rows.set_column(position, CHANGE_TYPE_COLUMN, names)

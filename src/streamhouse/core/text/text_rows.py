@@ -24,11 +24,12 @@ __all__ = [
 ]
 
 
-def nothing_done(*, is_delete: bool) -> str:
+def nothing_done(*, is_delete: bool, can_reject: bool = True) -> str:
     """Return the end of a row's refusal: rows before the bad row are not stored either."""
     if is_delete:
         return "nothing was deleted"
-    return "nothing was written, and on_error=reject would keep such rows"
+    keep = ", and on_error=reject would keep such rows" if can_reject else ""
+    return f"nothing was written{keep}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +44,20 @@ class TextBounds:
     """Whether bad rows are stored as rejected; else the first bad row refuses the body."""
     key: tuple[str, ...] = ()
     """The key columns of a delete, whose rows have no other columns."""
+    can_reject: bool = True
+    """Whether the caller has the option `on_error=reject`."""
+    lines_before: int = 0
+    """The lines before the body, if the body is a part of a file."""
 
     @property
     def owner(self) -> str:
         """The owner of the columns, for error messages."""
         return f"the key ({', '.join(self.key)})" if self.key else "the table"
+
+    @property
+    def nothing_done(self) -> str:
+        """The end of a refusal."""
+        return nothing_done(is_delete=bool(self.key), can_reject=self.can_reject)
 
 
 @dataclass(slots=True)
@@ -69,7 +79,7 @@ class TextRows:
             column = "" if misfit.column is None else f", column '{misfit.column}'"
             raise SchemaMismatchError(
                 f"{self.bounds.what}: line {line_of(self.row_count + position)}{column}:"
-                f" {misfit.reason}; {nothing_done(is_delete=bool(self.bounds.key))}"
+                f" {misfit.reason}; {self.bounds.nothing_done}"
             )
         self.parts.append(checked)
         self.row_count += checked.row_count

@@ -1,0 +1,145 @@
+"""`streamhouse load`: the rows of files into a table, all or none."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from streamhouse.cli.loading.column_types import schema_of_files
+from streamhouse.cli.loading.row_files import FORMATS, FileFormat, RowFile, format_of
+from streamhouse.cli.output import json_option, print_json
+from streamhouse.cli.progress_bar import ProgressBar, quiet_option
+from streamhouse.cli.service_options import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
+from streamhouse.cli.table_names import table_argument
+from streamhouse.cli.table_options import TableOptions, table_options
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import NotFoundError, TableExistsError
+from streamhouse.core.model.table import TableInfo
+
+__all__ = ["command"]
+
+_OF_NEW_TABLES: Final = {
+    "primary_key": "--primary-key",
+    "bucket_num": "--bucket-num",
+    "bucket_key": "--bucket-key",
+    "partitioned_by": "--partitioned-by",
+    "properties": "--property",
+}
+
+
+@click.command("load")
+@table_argument("path")
+@click.argument(
+    "paths",
+    metavar="FILE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(FORMATS),
+    help="Default: as the file's name says; .gz, .zst, .bz2 and .lz4 are decompressed.",
+)
+@click.option("--create", is_flag=True, help="Make the table, with the types of the files.")
+@table_options
+@endpoint_option
+@token_file_option
+@quiet_option
+@json_option
+def command(
+    *,
+    path: str,
+    paths: tuple[Path, ...],
+    file_format: FileFormat | None,
+    create: bool,
+    options: TableOptions,
+    endpoint: str | None,
+    token_file: Path | None,
+    is_quiet: bool,
+    is_json: bool,
+) -> None:
+    """Load the rows of CSV, NDJSON or Parquet files into TABLE, in one transaction.
+
+    \b
+    streamhouse load shop.orders orders.csv
+    streamhouse load shop.stock stock.parquet --create --primary-key item
+
+    A row that does not fit is named, with its file, line and column, and nothing is written. Rows
+    of a table with a primary key are upserted. With --create and other options of a new table the
+    files are read twice: once for the types.
+    """
+    if not create:
+        for name, option in _OF_NEW_TABLES.items():
+            if getattr(options, name):
+                raise click.UsageError(f"{option} is of a new table: give --create with it")
+    files = [RowFile(file, file_format or format_of(file)) for file in paths]
+    if len({file.file_format for file in files}) > 1:
+        raise click.UsageError("the files have several formats: load each format by a command")
+    began_s = time.monotonic()
+    with (
+        open_client(endpoint, token=read_token(token_file)) as client,
+        _table(client, path, files, options if create else None) as table,
+    ):
+        row_count = _load(client, table, files, is_quiet=is_quiet)
+    seconds = time.monotonic() - began_s
+    if is_json:
+        document = {"table": str(table.path), "is_created": create, "row_count": row_count}
+        print_json({**document, "files": [str(file) for file in paths]})
+        return
+    if create:
+        click.echo(f"created {table.path}: {options.described(table)}")
+    what = f"{len(files)} files" if len(files) > 1 else str(paths[0])
+    rate = row_count / max(seconds, 1e-3)
+    rows = f"{row_count:,} row{'' if row_count == 1 else 's'}"
+    click.echo(f"{rows} of {what} into {table.path}, {seconds:.1f} s, {rate:,.0f} rows/s")
+
+
+@contextlib.contextmanager
+def _table(
+    client: StorageClient, path: str, files: Sequence[RowFile], options: TableOptions | None
+) -> Iterator[TableInfo]:
+    """Yield the table; with options it is a new table, dropped again if the block fails."""
+    if options is None:
+        yield client.describe_table(path)
+        return
+    with contextlib.suppress(NotFoundError):
+        existing = client.describe_table(path)
+        raise TableExistsError(
+            f"table '{existing.path}' exists: leave out --create, and its columns take the rows"
+        )
+    table = client.create_table(path, schema_of_files(files), **options.arguments())
+    try:
+        yield table
+    except BaseException:
+        client.drop_table(str(table.path), if_exists=True)
+        raise
+
+
+def _load(
+    client: StorageClient, table: TableInfo, files: Sequence[RowFile], *, is_quiet: bool
+) -> int:
+    operation = "upsert" if table.is_primary_key_table else "append"
+    row_count, parts = 0, []
+    with (
+        client.begin_transaction(str(table.path), operation=operation) as transaction,
+        ProgressBar("loading", is_quiet=is_quiet) as progress,
+    ):
+        progress.expect(sum(file.size for file in files))
+        for file in files:
+            for rows in file.rows(table, progress.done):
+                parts.append(transaction.stage(rows))
+                row_count += rows.num_rows
+        transaction.commit(parts)
+    return row_count

@@ -1,0 +1,183 @@
+"""The rows of a file, checked against a table, batch by batch.
+
+A row that does not fit is refused with file, line (or row, from 1) and column.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamhouse.cli.loading.text_blocks import ByteSource, TextBlock, text_blocks
+from streamhouse.client import divided_batches
+from streamhouse.core.errors import InvalidRequestError, SchemaMismatchError, listing
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.core.text.csv_rows import csv_names, divide_csv
+from streamhouse.core.text.ndjson_rows import divide_ndjson
+from streamhouse.core.text.text_rows import TextBounds
+
+__all__ = ["FORMATS", "FileFormat", "RowFile", "format_of", "readable"]
+
+FileFormat = Literal["csv", "ndjson", "parquet"]
+FORMATS: Final[tuple[FileFormat, ...]] = ("csv", "ndjson", "parquet")
+
+_SUFFIXES: Final[dict[str, FileFormat]] = {
+    ".csv": "csv",
+    ".ndjson": "ndjson",
+    ".jsonl": "ndjson",
+    ".json": "ndjson",
+    ".parquet": "parquet",
+}
+_COMPRESSIONS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+_BATCH_ROWS: Final = 65_536
+# Of a body of a few megabytes of text.
+_ROWS_MAX: Final = 1 << 24
+_BYTES_MAX: Final = 1 << 31
+
+Progress = Callable[[int], None]
+"""Is called with the numbers of bytes of the file that have been read."""
+
+
+def format_of(path: Path) -> FileFormat:
+    """Return the format that a file's name tells, as in `orders.csv` and `orders.csv.gz`."""
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    if suffixes and suffixes[-1] in _COMPRESSIONS:
+        suffixes.pop()
+    file_format = _SUFFIXES.get(suffixes[-1]) if suffixes else None
+    if file_format is None:
+        raise InvalidRequestError(
+            f"the name of {path} does not tell its format: give --format csv, ndjson or parquet"
+        )
+    return file_format
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """A file of rows, which can be read several times."""
+
+    path: Path
+    file_format: FileFormat
+
+    @property
+    def size(self) -> int:
+        """The bytes of the file."""
+        return self.path.stat().st_size
+
+    def rows(self, table: TableInfo, progress: Progress) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in the table's types.
+
+        Raises an `InvalidRequestError` for the first row that does not fit, and for a column that
+        the table does not have.
+        """
+        what = f"{self.path} into '{table.path}'"
+        with readable(what):
+            if self.file_format == "parquet":
+                yield from _parquet_rows(self.path, table, what, progress)
+                return
+            divide = divide_csv if self.file_format == "csv" else divide_ndjson
+            for block in self.blocks(progress, what=what):
+                if self.file_format == "csv" and not block.lines_before:
+                    _check_names(csv_names(block.body, what=what), table, what=what)
+                bounds = TextBounds(
+                    what=what,
+                    rows_max=_ROWS_MAX,
+                    bytes_max=_BYTES_MAX,
+                    is_rejecting=False,
+                    can_reject=False,
+                    lines_before=block.lines_before,
+                )
+                yield divide(block.body, table, bounds).rows
+
+    def blocks(self, progress: Progress, *, what: str) -> Iterator[TextBlock]:
+        """Yield the records of a text file."""
+        with self.path.open("rb") as file:
+            source = _Counted(file, self.path, progress)
+            for block in text_blocks(source, has_header=self.file_format == "csv", what=what):
+                if not block.body:
+                    raise InvalidRequestError(
+                        f"{what}: the file is empty, and CSV begins with the names of the columns;"
+                        " nothing was written"
+                    )
+                yield block
+
+
+class _Counted:
+    """A file that is decompressed and reports how much of it has been read."""
+
+    def __init__(self, file: BinaryIO, path: Path, progress: Progress) -> None:
+        codec = _COMPRESSIONS.get(path.suffix.lower())
+        self._file, self._progress, self._position = file, progress, 0
+        self._source: ByteSource = file if codec is None else pa.CompressedInputStream(file, codec)
+
+    def read(self, size: int, /) -> bytes:
+        data = self._source.read(size)
+        position = self._file.tell()
+        self._progress(position - self._position)
+        self._position = position
+        return data
+
+
+def _parquet_rows(
+    path: Path, table: TableInfo, what: str, progress: Progress
+) -> Iterator[pa.RecordBatch]:
+    size = path.stat().st_size
+    with pq.ParquetFile(path) as file:
+        row_count = max(file.metadata.num_rows, 1)
+        _check_names(file.schema_arrow.names, table, what=what)
+        rows_read = bytes_read = 0
+        for batch in file.iter_batches(_BATCH_ROWS):
+            operation = TransactionOperation.APPEND
+            for rows, checked in divided_batches(table, _with_all(batch, table), operation):
+                if checked.misfits:
+                    at, misfit = checked.first_misfit()
+                    column = "" if misfit.column is None else f", column '{misfit.column}'"
+                    raise SchemaMismatchError(
+                        f"{what}: row {rows_read + at + 1}{column}: {misfit.reason};"
+                        " nothing was written"
+                    )
+                rows_read += rows.num_rows
+                yield checked.rows
+            done = size * rows_read // row_count
+            progress(done - bytes_read)
+            bytes_read = done
+
+
+def _with_all(batch: pa.RecordBatch, table: TableInfo) -> pa.RecordBatch:
+    """Return rows with null for the columns that the file lacks."""
+    for column in table.schema.columns:
+        if column.name not in batch.schema.names:
+            batch = batch.append_column(
+                pa.field(column.name, column.type), pa.nulls(batch.num_rows, column.type)
+            )
+    return batch
+
+
+def _check_names(names: list[str], table: TableInfo, *, what: str) -> None:
+    """Refuse a file that lacks columns which an upsert would replace by null."""
+    missing = [column.name for column in table.schema.columns if column.name not in names]
+    if missing and table.is_primary_key_table:
+        raise SchemaMismatchError(
+            f"{what}: the file has no {listing('column', missing)}, whose present values an upsert"
+            " would replace by null; nothing was written"
+        )
+
+
+@contextlib.contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Raise what a damaged or unfit file raises in the block as a sentence that begins so."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.message.startswith(what):
+            raise
+        raise type(error)(f"{what}: {error.message}; nothing was written") from error
+    except (OSError, EOFError, pa.ArrowException) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise InvalidRequestError(f"{what}: the file cannot be read: {reason}") from error

@@ -1,0 +1,136 @@
+"""The columns of a table that is made for files."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamhouse.cli.loading.column_types import schema_of_files
+from streamhouse.cli.loading.row_files import FileFormat, RowFile
+from streamhouse.core.errors import InvalidRequestError, InvalidSchemaError
+from streamhouse.core.model.schema import Schema, type_name
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
+
+
+def _types(path: Path, text: str, file_format: FileFormat = "csv") -> dict[str, str]:
+    path.write_text(text, encoding="utf-8")
+    schema = schema_of_files([RowFile(path, file_format)])
+    return {field.name: type_name(field.type) for field in schema}
+
+
+def _table(schema: pa.Schema) -> TableInfo:
+    descriptor = TableDescriptor(
+        path=TablePath.parse("t"), schema=Schema.from_arrow(schema), bucket_count=1
+    )
+    return TableInfo(descriptor=descriptor, table_id=1, created_at_us=0)
+
+
+@pytest.mark.parametrize(
+    ("texts", "name"),
+    [
+        (["1", "-2", ""], "bigint"),
+        (["1", "2.5"], "double"),
+        (["1", "9223372036854775808"], "double"),
+        (["01234", "98765"], "string"),
+        (["0", "0.5"], "double"),
+        (["true", "false"], "boolean"),
+        (["1", "true"], "boolean"),
+        (["2026-01-31", ""], "date"),
+        (["2026-01-31T10:00:00Z"], "timestamp"),
+        (["2026-01-31 10:00:00"], "timestamp"),
+        (["2026-01-31", "soon"], "string"),
+        (["", ""], "string"),
+    ],
+)
+def test_a_column_of_csv_has_the_first_type_of_all_its_texts(
+    tmp_path: Path, texts: list[str], name: str
+) -> None:
+    body = "".join(f"{text},z\n" for text in texts)
+
+    assert _types(tmp_path / "f.csv", f"x,y\n{body}") == {"x": name, "y": "string"}
+
+
+_TEXT = st.one_of(
+    st.integers(-(10**20), 10**20).map(str),
+    st.floats().map(str),
+    st.sampled_from(["", "true", "False", "0", "1", "007", "-0", "1e400", "0x1f", " 5", "inf"]),
+    st.dates().map(str),
+    st.datetimes().map(str),
+    st.datetimes(timezones=st.just(datetime.UTC)).map(datetime.datetime.isoformat),
+    st.text(max_size=5).filter(lambda text: "\0" not in text),
+)
+
+
+@given(st.lists(_TEXT, min_size=1, max_size=6))
+def test_the_columns_take_every_row_of_the_files(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "property.csv"
+    with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["x"], *([text] for text in texts)])
+    source = RowFile(path, "csv")
+
+    rows = [*source.rows(_table(schema_of_files([source])), lambda _: None)]
+
+    assert sum(batch.num_rows for batch in rows) == len(texts)
+
+
+def test_ndjson_joins_the_types_of_all_lines(tmp_path: Path) -> None:
+    lines = [
+        {"id": 1, "price": 2, "at": "2026-01-31T10:00:00", "tags": [], "none": None},
+        {"id": 2, "price": 2.5, "at": None, "tags": ["a"], "extra": {"x": True}},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+
+    assert _types(tmp_path / "f.ndjson", text, "ndjson") == {
+        "id": "bigint",
+        "price": "double",
+        "at": "timestamp",
+        "tags": "array<string>",
+        "none": "string",
+        "extra": "struct<x:boolean>",
+    }
+
+
+def test_a_column_with_two_types_names_the_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSchemaError, match=r"f\.ndjson, line 3: Column\(/id\) changed"):
+        _types(tmp_path / "f.ndjson", '{"id": 1}\n{"id": 2}\n{"id": "x"}\n', "ndjson")
+
+
+def test_parquet_has_its_types(tmp_path: Path) -> None:
+    path = tmp_path / "f.parquet"
+    rows = pa.table(
+        {
+            "a": pa.array([1], pa.uint32()),
+            "b": pa.array(["x"]).dictionary_encode(),
+            "c": pa.array([0], pa.timestamp("ns")),
+            "d": pa.array([1], pa.decimal128(9, 2)),
+        }
+    )
+    pq.write_table(rows, path)
+    source = RowFile(path, "parquet")
+
+    schema = schema_of_files([source])
+
+    assert [type_name(field.type) for field in schema] == [
+        *("bigint", "string", "timestamp_ntz", "decimal(9,2)")
+    ]
+    (batch,) = source.rows(_table(schema), lambda _: None)
+    assert batch.to_pylist()[0]["b"] == "x"
+
+
+@pytest.mark.parametrize("file_format", ["csv", "ndjson", "parquet"])
+def test_a_file_that_is_no_such_file_is_a_sentence(tmp_path: Path, file_format: FileFormat) -> None:
+    path = tmp_path / "rows.gz"
+    path.write_bytes(b"\xff\xfe not at all")
+
+    with pytest.raises(InvalidRequestError, match=r"rows\.gz"):
+        schema_of_files([RowFile(path, file_format)])
