@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tests.support.service_process import ServiceProcess
 pytestmark = pytest.mark.slow
 
 _TIMEOUT_S: Final = 60
+_COMMAND: Final = (sys.executable, "-c", "from streamhouse.cli import main; main()")
 _COLUMNS: Final = "id bigint not null, item string, price double"
 _ROWS: Final = [
     {"id": 1, "item": "tea", "price": 3.5},
@@ -180,22 +182,29 @@ def test_rows_without_a_terminal_are_lines_of_tabs(service: ServiceProcess, tmp_
     assert one == [{"item": "tea"}]
 
 
-@pytest.mark.parametrize("answer", ["n\n", "y\n"])
+@pytest.mark.parametrize("answer", [b"n\n", b"y\n"])
 def test_tables_are_dropped_after_a_question(
-    service: ServiceProcess,
-    client: StorageClient,
-    monkeypatch: pytest.MonkeyPatch,
-    answer: str,
+    service: ServiceProcess, client: StorageClient, answer: bytes
 ) -> None:
     for path in ("notes", "shop.a"):
         client.create_table(path, "id int")
-    monkeypatch.setattr("streamhouse.cli.client_commands.drop._can_ask", lambda: True)
-    arguments = ["drop", "notes", "shop.a", "--endpoint", service.endpoint]
+    terminal, other_end = pty.openpty()
+    try:
+        os.write(terminal, answer)
+        done = subprocess.run(
+            [*_COMMAND, "drop", "notes", "shop.a", "--endpoint", service.endpoint],
+            stdin=other_end,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    finally:
+        os.close(terminal)
+        os.close(other_end)
 
-    done = CliRunner().invoke(cli, arguments, input=answer)
-
-    assert "Drop default.notes, shop.a? [y/N]" in done.output
-    assert client.list_tables() == (["default.notes", "shop.a"] if answer == "n\n" else [])
+    assert "Drop default.notes, shop.a? [y/N]" in done.stdout
+    assert client.list_tables() == (["default.notes", "shop.a"] if answer == b"n\n" else [])
 
 
 def test_nothing_is_dropped_where_nobody_can_answer_or_a_table_is_missing(
@@ -218,9 +227,8 @@ def follow(service: ServiceProcess) -> Iterator[subprocess.Popen[str]]:
     with StreamhouseClient(service.endpoint) as client:
         client.create_table("shop.stock", "item string, left int", primary_key="item")
         client.upsert("shop.stock", {"item": "tea", "left": 1})
-        command = (sys.executable, "-c", "from streamhouse.cli import main; main()")
         with subprocess.Popen(
-            [*command, "follow", "shop.stock", "--start", "earliest", "--json"],
+            [*_COMMAND, "follow", "shop.stock", "--start", "earliest", "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

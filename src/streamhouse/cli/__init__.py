@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -15,7 +16,7 @@ from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.extras import MissingExtraError, extra_of, is_installed, require
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 _COMMANDS: Final = {
     "adopt": (
@@ -126,9 +127,17 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line; a Streamhouse error is one line on stderr and exit code 1."""
+    """Run the command line of this process."""
+    run(cli)
+
+
+def run(group: click.Group, arguments: Sequence[str] | None = None) -> None:
+    """Run a command; a Streamhouse error is one line on stderr and exit code 1.
+
+    Raises `SystemExit` with every exit code but 0. The arguments are by default the process's.
+    """
     try:
-        exit_code = cli.main(standalone_mode=False)
+        exit_code = group.main(arguments, standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:

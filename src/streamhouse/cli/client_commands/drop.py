@@ -80,10 +80,6 @@ def _existing(client: StorageClient, paths: tuple[str, ...], *, if_exists: bool)
 def _ask(what: str, *, yes: bool, is_json: bool) -> None:
     if yes:
         return
-    if not _can_ask():
+    if not sys.stdin.isatty():
         raise click.UsageError(f"nobody can be asked here whether to drop {what}: give --yes")
     click.confirm(f"Drop {what}?", abort=True, err=is_json)
-
-
-def _can_ask() -> bool:
-    return sys.stdin.isatty()

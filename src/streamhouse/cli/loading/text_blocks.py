@@ -11,13 +11,7 @@ import numpy.typing as npt
 
 from streamhouse.core.errors import InvalidRequestError
 
-__all__ = ["ByteSource", "TextBlock", "text_blocks"]
-
-_BLOCK_BYTES: Final = 4 << 20
-# A row of a table has 31 MiB at most.
-_RECORD_BYTES_MAX: Final = 64 << 20
-# Some columns of JSON are read one by one, in bodies of so many lines at most.
-_LINES_MAX: Final = 65_536
+__all__ = ["BlockLimits", "ByteSource", "TextBlock", "text_blocks"]
 
 
 class ByteSource(Protocol):
@@ -37,10 +31,26 @@ class TextBlock:
     lines_before: int
 
 
-def text_blocks(source: ByteSource, *, has_header: bool, what: str) -> Iterator[TextBlock]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLimits:
+    """How much is read at once, and the most lines of a block and bytes of a record."""
+
+    read_bytes: int = 4 << 20
+    # Some columns of JSON are read one by one, in bodies of so many lines at most.
+    lines_max: int = 65_536
+    # A row of a table has 31 MiB at most.
+    record_bytes_max: int = 64 << 20
+
+
+_LIMITS: Final = BlockLimits()
+
+
+def text_blocks(
+    source: ByteSource, *, has_header: bool, what: str, limits: BlockLimits = _LIMITS
+) -> Iterator[TextBlock]:
     """Yield the records of CSV, if there is a header, or of NDJSON; of CSV at least one block."""
     header, lines, count = b"", 0, 0
-    for records in _records(source, is_quoting=has_header, what=what):
+    for records in _records(source, is_quoting=has_header, what=what, limits=limits):
         if has_header and not count:
             header = records[: _ends(records, is_quoting=True)[:1].sum()]
             yield TextBlock(records, 0)
@@ -52,14 +62,16 @@ def text_blocks(source: ByteSource, *, has_header: bool, what: str) -> Iterator[
         yield TextBlock(b"", 0)
 
 
-def _records(source: ByteSource, *, is_quoting: bool, what: str) -> Iterator[bytes]:
+def _records(
+    source: ByteSource, *, is_quoting: bool, what: str, limits: BlockLimits
+) -> Iterator[bytes]:
     waiting, lines = b"", 0
     while True:
-        piece = source.read(_BLOCK_BYTES)
+        piece = source.read(limits.read_bytes)
         waiting += piece
         ends = _ends(waiting, is_quoting=is_quoting)
         start = 0
-        for end in [*ends[_LINES_MAX - 1 :: _LINES_MAX], *ends[-1:]]:
+        for end in [*ends[limits.lines_max - 1 :: limits.lines_max], *ends[-1:]]:
             if end > start:
                 yield waiting[start:end]
                 lines += waiting.count(b"\n", start, end)
@@ -67,10 +79,10 @@ def _records(source: ByteSource, *, is_quoting: bool, what: str) -> Iterator[byt
         waiting = waiting[start:]
         if not piece:
             break
-        if len(waiting) > _RECORD_BYTES_MAX:
+        if len(waiting) > limits.record_bytes_max:
             quote = " or its quote is never closed" if is_quoting else ""
             raise InvalidRequestError(
-                f"{what}: line {lines + 1} has more than {_RECORD_BYTES_MAX >> 20} MiB{quote};"
+                f"{what}: line {lines + 1} has more than {limits.record_bytes_max:,} bytes{quote};"
                 " nothing was written"
             )
     if waiting:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.cli.loading import text_blocks as module
-from streamhouse.cli.loading.text_blocks import TextBlock, text_blocks
+from streamhouse.cli.loading.text_blocks import BlockLimits, TextBlock, text_blocks
 from streamhouse.core.errors import InvalidRequestError
 
 _FIELD = st.text(alphabet='ab,"\n é', max_size=6)
@@ -18,10 +17,9 @@ _ROWS = st.lists(st.tuples(_FIELD, _FIELD), max_size=30)
 
 
 def _blocks(body: bytes, size: int, *, has_header: bool, lines_max: int = 1_000) -> list[TextBlock]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_BLOCK_BYTES", size)
-        patch.setattr(module, "_LINES_MAX", lines_max)
-        return [*text_blocks(io.BytesIO(body), has_header=has_header, what="f")]
+    limits = BlockLimits(read_bytes=size, lines_max=lines_max, record_bytes_max=4_000)
+    source = io.BytesIO(body)
+    return [*text_blocks(source, has_header=has_header, what="f", limits=limits)]
 
 
 @given(_ROWS, st.integers(1, 40), st.integers(1, 9), st.sampled_from(["\n", "\r\n"]), st.booleans())
@@ -65,10 +63,6 @@ def test_an_empty_file_is_a_body_without_a_header() -> None:
     assert _blocks(b"", 8, has_header=False) == []
 
 
-def test_a_quote_that_is_never_closed_costs_no_memory_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "_RECORD_BYTES_MAX", 100)
-
+def test_a_quote_that_is_never_closed_costs_no_memory_without_end() -> None:
     with pytest.raises(InvalidRequestError, match=r"^f: line 3 has more .* its quote is never clo"):
-        _blocks(b'x\n1\n"2' + b"\n3" * 200, 16, has_header=True)
+        _blocks(b'x\n1\n"2' + b"\n3" * 5_000, 16, has_header=True)
