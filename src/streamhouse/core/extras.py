@@ -53,7 +53,7 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.cli.server_commands": "server",
     "streamhouse.cli.client_commands.import_table": "lake",
     "streamhouse.cli.client_commands.maintain": "lake",
-    "streamhouse.cli.client_commands.query": "sql",
+    "streamhouse.cli.row_commands.query": "sql",
     "streamhouse.cli.client_commands.tier": "lake",
     "streamhouse.connector.cdc": "spark",
     "streamhouse.cdc_source": "",

@@ -26,6 +26,7 @@ from tests.support.canned_service import canned_service
 _WITHOUT_JSON: Final = {
     "cdc follow": "runs until stopped: log lines, also as JSON",
     "completion": "a script for a shell",
+    "demo": "runs until stopped, for people",
     "dump": "lines for people who look at bytes",
     "import": "progress of a long copy; its rows are in the table",
     "maintain": "a report of each lake table; the status has the same figures",

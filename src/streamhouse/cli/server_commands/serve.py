@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import secrets
 import sys
@@ -14,6 +15,8 @@ import click
 
 from streamhouse.cli.log_options import log_options
 from streamhouse.cli.option_values import SIZE, MeasureType
+from streamhouse.cli.server_commands.embedded_tiering import start_tiering
+from streamhouse.cli.server_commands.start_lines import start_lines
 from streamhouse.cli.server_commands.supervisor import (
     is_supervised,
     shard_commands,
@@ -24,7 +27,6 @@ from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.log_lines import configure_logging
 from streamhouse.core.model.lake.facts import s3_properties_from_environment
 from streamhouse.core.model.table import TablePath
-from streamhouse.core.model.table_state import EMBEDDED_WORKER_ID
 from streamhouse.core.model.values.units import parse_bytes
 from streamhouse.core.secret_sources import catalog_properties_from, read_secret
 from streamhouse.storage_service.config import ServiceConfig, kafka_address
@@ -176,7 +178,8 @@ def command(
 ) -> None:
     """Run the storage service until SIGTERM or Ctrl-C.
 
-    Prints `streamhouse listening on URL` when it takes requests. Numbers may be sizes (64MiB) or
+    Prints `streamhouse listening on URL` when it takes requests, then where the page and the data
+    are, and whether it moves rows into Iceberg. Numbers may be sizes (64MiB) or
     durations (30s) where the unit is bytes or ms.
     """
     configure_logging(log_level, log_format)
@@ -188,7 +191,7 @@ def command(
     tables = frozenset(TablePath.parse(text) for text in rebuild)
     # A supervised shard shares the supervisor's environment and file, which set `--shards`, too.
     if shards is not None and not is_supervised():
-        return _serve_shards(config, shards)
+        return _serve_shards(config, shards, is_tiering=tiering == "embedded")
     _serve_one(config, rebuild=tables, is_tiering=tiering == "embedded")
 
 
@@ -221,11 +224,14 @@ def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tieri
     from streamhouse.storage_service.door_table import doors_of  # noqa: PLC0415 - a wrong option fails before the service loads
     from streamhouse.storage_service.server.listener import run_service  # noqa: PLC0415 - a wrong option fails before the service loads
 
+    is_shard = is_supervised()
     stop_with_supervisor()
 
     def on_ready(endpoint: str) -> Callable[[], None]:
-        stop = _start_tiering(endpoint, config) if is_tiering else _nothing
+        stop = start_tiering(endpoint, config) if is_tiering else _nothing
         click.echo(f"streamhouse listening on {endpoint}")
+        if not is_shard:
+            click.echo(start_lines(endpoint, config.data_dir, is_tiering=is_tiering))
         sys.stdout.flush()
         return stop
 
@@ -247,7 +253,7 @@ def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tieri
     )
 
 
-def _serve_shards(config: ServiceConfig, count: int) -> None:
+def _serve_shards(config: ServiceConfig, count: int, *, is_tiering: bool) -> None:
     """Run the shards of this machine, with the arguments of this command."""
     for flag, is_set in (
         ("--shard", config.shard != DEFAULT_SHARD),
@@ -287,6 +293,7 @@ def _serve_shards(config: ServiceConfig, count: int) -> None:
         port=config.port,
         scheme="http" if config.tls_certificate_file is None else "https",
         is_kafka=config.kafka_port is not None,
+        described=functools.partial(start_lines, data_dir=config.data_dir, is_tiering=is_tiering),
         program=(sys.executable, "-c", "from streamhouse.cli import main; main()", "serve"),
     )
 
@@ -307,20 +314,6 @@ def _without_flags(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
         elif text.partition("=")[0] not in flags:
             remaining.append(text)
     return remaining
-
-
-def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:
-    from streamhouse.client.http.own_certificate import OWN_CERTIFICATE  # noqa: PLC0415 - a wrong option fails before the service loads
-    from streamhouse.tiering.worker.embedded import EmbeddedTieringWorker  # noqa: PLC0415 - a wrong option fails before the service loads
-
-    if config.tls_certificate_file is not None:
-        # The certificate need not name the address that this process uses for itself.
-        endpoint += f"#sha256={OWN_CERTIFICATE}"
-    worker = EmbeddedTieringWorker(
-        endpoint=endpoint, token=config.token, worker_id=EMBEDDED_WORKER_ID
-    )
-    worker.start()
-    return worker.stop
 
 
 def _nothing() -> None:

@@ -150,11 +150,13 @@ def supervise(
     port: int,
     scheme: str,
     program: Sequence[str],
+    described: Callable[[str], str],
     is_kafka: bool = False,
 ) -> None:
     """Run the shards until SIGTERM or Ctrl-C, and stop them all.
 
     With `is_kafka` each shard also serves Kafka clients. `program` starts `streamhouse serve`.
+    `described` returns the lines below the ready line, given the endpoint.
     Raises `UnavailableError` if a shard ends before it has ever served.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -168,7 +170,12 @@ def supervise(
     with contextlib.closing(listening):
         asyncio.run(
             _Supervisor(
-                commands, listening, scheme=scheme, program=program, is_kafka=is_kafka
+                commands,
+                listening,
+                scheme=scheme,
+                program=program,
+                described=described,
+                is_kafka=is_kafka,
             ).run()
         )
 
@@ -181,8 +188,10 @@ class _Supervisor:
         *,
         scheme: str,
         program: Sequence[str],
+        described: Callable[[str], str],
         is_kafka: bool,
     ) -> None:
+        self._described = described
         self._is_kafka = is_kafka
         self._kafka: dict[str, str] = {}
         self._commands = commands
@@ -286,6 +295,7 @@ class _Supervisor:
                 if self._is_kafka:
                     addresses = ",".join(self._kafka[c.shard] for c in self._commands)
                     sys.stdout.write(f"{KAFKA_PREFIX}{addresses}\n")
+                sys.stdout.write(f"{self._described(self._endpoint)}\n")
                 sys.stdout.flush()
 
 

@@ -1,0 +1,1 @@
+"""Commands for a table and its rows: the first that people type."""
