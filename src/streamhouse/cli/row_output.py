@@ -24,8 +24,6 @@ __all__ = ["header_line", "print_lines", "print_rows"]
 
 NULL: Final = "NULL"
 _BATCH_ROWS: Final = 10_000
-# Characters that would end a line or a field. A backslash comes first.
-_ESCAPES: Final = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 _COLUMN_CHARACTERS_MIN: Final = 8
 
 
@@ -71,16 +69,12 @@ def _tabbed(rows: pa.RecordBatch) -> pa.Array:
 
 
 def _texts(column: pa.Array) -> pa.LargeStringArray:
-    """Return the values as texts on one line each."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        texts = column.cast(pa.large_string())
-        for character, escape in _ESCAPES:
-            texts = pc.replace_substring(texts, character, escape)
-    else:
-        texts = type_of(column.type).json_texts(column)
-        if not pa.types.is_nested(column.type):
-            texts = pc.utf8_trim(texts, '"')
-    return texts.fill_null(NULL)
+    """Return the values as texts on one line each: as in JSON, without quotes around a text."""
+    texts = type_of(column.type).json_texts(column)
+    inner = pc.replace_substring(pc.utf8_slice_codeunits(texts, 1, -1), '\\"', '"')
+    if pa.types.is_timestamp(column.type):
+        inner = pc.replace_substring_regex(inner, r"\+00:00$", "Z")
+    return pc.if_else(pc.starts_with(texts, '"'), inner, texts).fill_null(NULL)
 
 
 def _print_table(
@@ -93,8 +87,7 @@ def _print_table(
         return int(rows.num_rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for field in schema:
-        is_number = pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
-        is_number = is_number or pa.types.is_decimal(field.type)
+        is_number = "sum" in type_of(field.type).aggregates
         table.add_column(
             Text(field.name), justify="right" if is_number else "left", overflow="fold"
         )

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from streamhouse.cli.loading.row_files import RowFile, readable
+from streamhouse.cli.loading.row_files import Progress, RowFile, ignored, readable
 from streamhouse.core.errors import InvalidSchemaError, SchemaMismatchError
 from streamhouse.core.text.csv_rows import csv_texts
 from streamhouse.core.types.registry import type_of
@@ -28,7 +28,7 @@ _LEADING_ZERO: Final = r"^\s*[+-]?0[0-9]"
 _ROW: Final = re.compile(r" in row (\d+)$")
 
 
-def schema_of_files(files: Sequence[RowFile]) -> pa.Schema:
+def schema_of_files(files: Sequence[RowFile], progress: Progress = ignored) -> pa.Schema:
     """Return the columns of all the files, which have one format.
 
     Raises `InvalidSchemaError` if a column has values of several types.
@@ -40,8 +40,9 @@ def schema_of_files(files: Sequence[RowFile]) -> pa.Schema:
         with readable(what):
             if file.file_format == "parquet":
                 schema = _joined(schema, pq.read_schema(file.path), what=what)
+                progress(file.size)
                 continue
-            for block in file.blocks(lambda _: None, what=what):
+            for block in file.blocks(progress, what=what):
                 if file.file_format == "csv":
                     for rows in csv_texts(block.body, what=what):
                         texts.add(rows)

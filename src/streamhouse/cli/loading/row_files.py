@@ -23,7 +23,7 @@ from streamhouse.core.text.csv_rows import csv_names, divide_csv
 from streamhouse.core.text.ndjson_rows import divide_ndjson
 from streamhouse.core.text.text_rows import TextBounds
 
-__all__ = ["FORMATS", "FileFormat", "RowFile", "format_of", "readable"]
+__all__ = ["FORMATS", "FileFormat", "Progress", "RowFile", "format_of", "ignored", "readable"]
 
 FileFormat = Literal["csv", "ndjson", "parquet"]
 FORMATS: Final[tuple[FileFormat, ...]] = ("csv", "ndjson", "parquet")
@@ -43,6 +43,10 @@ _BYTES_MAX: Final = 1 << 31
 
 Progress = Callable[[int], None]
 """Is called with the numbers of bytes of the file that have been read."""
+
+
+def ignored(_: int) -> None:
+    """The progress that nobody watches."""
 
 
 def format_of(path: Path) -> FileFormat:

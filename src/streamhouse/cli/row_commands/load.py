@@ -90,9 +90,11 @@ def command(
     began_s = time.monotonic()
     with (
         open_client(endpoint, token=read_token(token_file)) as client,
-        _table(client, path, files, options if create else None) as table,
+        ProgressBar("loading", is_quiet=is_quiet) as progress,
     ):
-        row_count = _load(client, table, files, is_quiet=is_quiet)
+        progress.expect(sum(file.size for file in files) * (2 if create else 1))
+        with _table(client, path, files, options if create else None, progress) as table:
+            row_count = _load(client, table, files, progress)
     seconds = time.monotonic() - began_s
     if is_json:
         document = {"table": str(table.path), "is_created": create, "row_count": row_count}
@@ -108,7 +110,11 @@ def command(
 
 @contextlib.contextmanager
 def _table(
-    client: StorageClient, path: str, files: Sequence[RowFile], options: TableOptions | None
+    client: StorageClient,
+    path: str,
+    files: Sequence[RowFile],
+    options: TableOptions | None,
+    progress: ProgressBar,
 ) -> Iterator[TableInfo]:
     """Yield the table; with options it is a new table, dropped again if the block fails."""
     if options is None:
@@ -119,7 +125,7 @@ def _table(
         raise TableExistsError(
             f"table '{existing.path}' exists: leave out --create, and its columns take the rows"
         )
-    table = client.create_table(path, schema_of_files(files), **options.arguments())
+    table = client.create_table(path, schema_of_files(files, progress.done), **options.arguments())
     try:
         yield table
     except BaseException:
@@ -128,15 +134,11 @@ def _table(
 
 
 def _load(
-    client: StorageClient, table: TableInfo, files: Sequence[RowFile], *, is_quiet: bool
+    client: StorageClient, table: TableInfo, files: Sequence[RowFile], progress: ProgressBar
 ) -> int:
     operation = "upsert" if table.is_primary_key_table else "append"
     row_count, parts = 0, []
-    with (
-        client.begin_transaction(str(table.path), operation=operation) as transaction,
-        ProgressBar("loading", is_quiet=is_quiet) as progress,
-    ):
-        progress.expect(sum(file.size for file in files))
+    with client.begin_transaction(str(table.path), operation=operation) as transaction:
         for file in files:
             for rows in file.rows(table, progress.done):
                 parts.append(transaction.stage(rows))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamhouse.cli.loading.column_types import schema_of_files
-from streamhouse.cli.loading.row_files import FileFormat, RowFile
+from streamhouse.cli.loading.row_files import FileFormat, RowFile, ignored
 from streamhouse.core.errors import InvalidRequestError, InvalidSchemaError
 from streamhouse.core.model.schema import Schema, type_name
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
@@ -78,7 +78,7 @@ def test_the_columns_take_every_row_of_the_files(
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["x"], *([text] for text in texts)])
     source = RowFile(path, "csv")
 
-    rows = [*source.rows(_table(schema_of_files([source])), lambda _: None)]
+    rows = [*source.rows(_table(schema_of_files([source])), ignored)]
 
     assert sum(batch.num_rows for batch in rows) == len(texts)
 
@@ -123,7 +123,7 @@ def test_parquet_has_its_types(tmp_path: Path) -> None:
     assert [type_name(field.type) for field in schema] == [
         *("bigint", "string", "timestamp_ntz", "decimal(9,2)")
     ]
-    (batch,) = source.rows(_table(schema), lambda _: None)
+    (batch,) = source.rows(_table(schema), ignored)
     assert batch.to_pylist()[0]["b"] == "x"
 
 
