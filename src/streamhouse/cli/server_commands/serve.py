@@ -226,13 +226,21 @@ def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tieri
 
     is_shard = is_supervised()
     stop_with_supervisor()
+    doors = doors_of(config)
+    served: list[str] = []
+    waiting = [door for door in doors if door.port is not None]
+
+    def describe(endpoint: str) -> None:
+        # Below the lines that programs wait for: the endpoint and the further doors.
+        if not (waiting or is_shard):
+            click.echo(start_lines(endpoint, config.data_dir, is_tiering=is_tiering))
+        sys.stdout.flush()
 
     def on_ready(endpoint: str) -> Callable[[], None]:
         stop = start_tiering(endpoint, config) if is_tiering else _nothing
         click.echo(f"streamhouse listening on {endpoint}")
-        if not is_shard:
-            click.echo(start_lines(endpoint, config.data_dir, is_tiering=is_tiering))
-        sys.stdout.flush()
+        served.append(endpoint)
+        describe(endpoint)
         return stop
 
     def on_standby(endpoint: str) -> None:
@@ -241,11 +249,12 @@ def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tieri
 
     def on_door(announcement: str) -> None:
         click.echo(f"streamhouse {announcement}")
-        sys.stdout.flush()
+        waiting.pop()
+        describe(served[0])
 
     run_service(
         config,
-        doors=doors_of(config),
+        doors=doors,
         on_ready=on_ready,
         on_standby=on_standby,
         on_door=on_door,
