@@ -151,6 +151,31 @@ def test_a_file_with_a_bad_row_is_refused_as_a_whole(
     assert _rows(service, "head", "shop.orders") == []
 
 
+@pytest.mark.parametrize("key", [(), ("--primary-key", "id"), ("--bucket-key", "id")])
+@pytest.mark.parametrize("suffix", ["csv", "ndjson", "parquet"])
+def test_a_row_that_breaks_a_constraint_has_its_place(
+    service: ServiceProcess, tmp_path: Path, suffix: str, key: tuple[str, ...]
+) -> None:
+    """The service counts rows in each bucket, and sees a later row first."""
+    path = tmp_path / f"rows.{suffix}"
+    rows = [{"id": number, "left": -1 if number > 5 else 5} for number in range(9)]
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif suffix == "csv":
+        path.write_text("id,left\n" + "".join(f"{r['id']},{r['left']}\n" for r in rows))
+    else:
+        path.write_text("\n" + "".join(json.dumps(row) + "\n" for row in rows))
+    check = ("--property", "table.check.some=left > 0")
+    _run(service, "create", "shop.t", "id bigint, left int", "--bucket-num", 3, *check, *key)
+
+    message = _refusal(service, "load", "shop.t", path)
+
+    place = "row 7" if suffix == "parquet" else "line 8"
+    assert message.startswith(f"{path} into 'shop.t': {place} breaks constraint 'some', CHECK (")
+    assert message.endswith("nothing was written")
+    assert _rows(service, "head", "shop.t") == []
+
+
 def test_a_bad_row_of_parquet_has_a_number(service: ServiceProcess, tmp_path: Path) -> None:
     path = tmp_path / "bad.parquet"
     pq.write_table(pa.table({"id": [1, 2, None], "item": ["a", "b", "c"]}), path)

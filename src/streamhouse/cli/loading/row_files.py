@@ -6,6 +6,7 @@ A row that does not fit is refused with file, line (or row, from 1) and column.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,20 @@ from streamhouse.client import divided_batches
 from streamhouse.core.errors import InvalidRequestError, SchemaMismatchError, listing
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.transaction import TransactionOperation
-from streamhouse.core.text.csv_rows import csv_names, divide_csv
-from streamhouse.core.text.ndjson_rows import divide_ndjson
+from streamhouse.core.text.csv_rows import csv_line, csv_names, divide_csv
+from streamhouse.core.text.ndjson_rows import divide_ndjson, ndjson_line
 from streamhouse.core.text.text_rows import TextBounds
 
-__all__ = ["FORMATS", "FileFormat", "Progress", "RowFile", "format_of", "ignored", "readable"]
+__all__ = [
+    "FORMATS",
+    "FileFormat",
+    "FileRows",
+    "Progress",
+    "RowFile",
+    "format_of",
+    "ignored",
+    "readable",
+]
 
 FileFormat = Literal["csv", "ndjson", "parquet"]
 FORMATS: Final[tuple[FileFormat, ...]] = ("csv", "ndjson", "parquet")
@@ -63,6 +73,14 @@ def format_of(path: Path) -> FileFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class FileRows:
+    """Rows of a file, in the types of a table; `place` names the place of a row, as in "line 3"."""
+
+    rows: pa.RecordBatch
+    place: Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
 class RowFile:
     """A file of rows, which can be read several times."""
 
@@ -74,13 +92,17 @@ class RowFile:
         """The bytes of the file."""
         return self.path.stat().st_size
 
-    def rows(self, table: TableInfo, progress: Progress) -> Iterator[pa.RecordBatch]:
+    def what(self, table: TableInfo) -> str:
+        """Return the beginning of a refusal."""
+        return f"{self.path} into '{table.path}'"
+
+    def rows(self, table: TableInfo, progress: Progress) -> Iterator[FileRows]:
         """Yield the rows in the table's types.
 
         Raises an `InvalidRequestError` for the first row that does not fit, and for a column that
         the table does not have.
         """
-        what = f"{self.path} into '{table.path}'"
+        what = self.what(table)
         with readable(what):
             if self.file_format == "parquet":
                 yield from _parquet_rows(self.path, table, what, progress)
@@ -97,7 +119,12 @@ class RowFile:
                     can_reject=False,
                     lines_before=block.lines_before,
                 )
-                yield divide(block.body, table, bounds).rows
+                rows = divide(block.body, table, bounds).rows
+                yield FileRows(rows, functools.partial(self._line, block))
+
+    def _line(self, block: TextBlock, row: int) -> str:
+        line = csv_line if self.file_format == "csv" else ndjson_line
+        return f"line {block.lines_before + line(block.body, row)}"
 
     def blocks(self, progress: Progress, *, what: str) -> Iterator[TextBlock]:
         """Yield the records of a text file."""
@@ -130,7 +157,7 @@ class _Counted:
 
 def _parquet_rows(
     path: Path, table: TableInfo, what: str, progress: Progress
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[FileRows]:
     size = path.stat().st_size
     with pq.ParquetFile(path) as file:
         row_count = max(file.metadata.num_rows, 1)
@@ -143,14 +170,18 @@ def _parquet_rows(
                     at, misfit = checked.first_misfit()
                     column = "" if misfit.column is None else f", column '{misfit.column}'"
                     raise SchemaMismatchError(
-                        f"{what}: row {rows_read + at + 1}{column}: {misfit.reason};"
+                        f"{what}: {_row(rows_read, at)}{column}: {misfit.reason};"
                         " nothing was written"
                     )
+                yield FileRows(checked.rows, functools.partial(_row, rows_read))
                 rows_read += rows.num_rows
-                yield checked.rows
             done = size * rows_read // row_count
             progress(done - bytes_read)
             bytes_read = done
+
+
+def _row(rows_before: int, row: int) -> str:
+    return f"row {rows_before + row + 1}"
 
 
 def _with_all(batch: pa.RecordBatch, table: TableInfo) -> pa.RecordBatch:

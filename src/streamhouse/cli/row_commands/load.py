@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Final
 import click
 
 from streamhouse.cli.loading.column_types import schema_of_files
-from streamhouse.cli.loading.row_files import FORMATS, FileFormat, RowFile, format_of
+from streamhouse.cli.loading.row_files import FORMATS, FileFormat, FileRows, RowFile, format_of
 from streamhouse.cli.output import json_option, print_json
 from streamhouse.cli.progress_bar import ProgressBar, quiet_option
 from streamhouse.cli.service_options import (
@@ -22,12 +23,14 @@ from streamhouse.cli.service_options import (
 )
 from streamhouse.cli.table_names import table_argument
 from streamhouse.cli.table_options import TableOptions, table_options
-from streamhouse.client import StorageClient
-from streamhouse.core.errors import NotFoundError, TableExistsError
+from streamhouse.client import StorageClient, Transaction
+from streamhouse.core.errors import NotFoundError, SchemaMismatchError, TableExistsError
 from streamhouse.core.model.table import TableInfo
 
 __all__ = ["command"]
 
+# The words of a refusal that name the table, and the row within the request.
+_OWN_WORDS: Final = re.compile(r"^table '[^']*'[:,] (row \d+ ?)?")
 _OF_NEW_TABLES: Final = {
     "primary_key": "--primary-key",
     "bucket_num": "--bucket-num",
@@ -140,8 +143,29 @@ def _load(
     row_count, parts = 0, []
     with client.begin_transaction(str(table.path), operation=operation) as transaction:
         for file in files:
-            for rows in file.rows(table, progress.done):
-                parts.append(transaction.stage(rows))
-                row_count += rows.num_rows
+            for part in file.rows(table, progress.done):
+                parts.append(_staged(transaction, part, what=file.what(table)))
+                row_count += part.rows.num_rows
         transaction.commit(parts)
     return row_count
+
+
+def _staged(transaction: Transaction, part: FileRows, *, what: str) -> str:
+    """Stage rows; a refusal names the place of the first row that is refused, as a constraint does.
+
+    The service counts rows within a bucket, so the row is looked for by halves.
+    """
+    try:
+        return transaction.stage(part.rows)
+    except SchemaMismatchError as error:
+        refusal = error
+    first, end = 0, part.rows.num_rows
+    while end - first > 1:
+        middle = (first + end) // 2
+        try:
+            transaction.stage(part.rows.slice(first, middle - first))
+            first = middle
+        except SchemaMismatchError as error:
+            refusal, end = error, middle
+    reason = _OWN_WORDS.sub("", refusal.message)
+    raise type(refusal)(f"{what}: {part.place(first)} {reason}") from refusal

@@ -34,7 +34,7 @@ from streamhouse.core.text.text_rows import (
     as_values,
 )
 
-__all__ = ["csv_names", "csv_texts", "divide_csv"]
+__all__ = ["csv_line", "csv_names", "csv_texts", "divide_csv"]
 
 _BLOCK_BYTES: Final = 1 << 20
 _HEADER_BYTES_MAX: Final = 1 << 20
@@ -189,10 +189,11 @@ def _records(text: str) -> Any:
 
 def _line_of(body: bytes, bounds: TextBounds, row: int) -> int:
     """Return the line at which a row begins; only used for errors."""
-    return bounds.lines_before + _line_in_body(body, row)
+    return bounds.lines_before + csv_line(body, row)
 
 
-def _line_in_body(body: bytes, row: int) -> int:
+def csv_line(body: bytes, row: int) -> int:
+    """Return the line of a body at which a row begins."""
     records = _records(body.decode("utf-8-sig", "replace"))
     begins = 1
     remaining = row + 1

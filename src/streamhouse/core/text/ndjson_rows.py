@@ -18,7 +18,7 @@ from streamhouse.core.text.json_objects import JsonTexts, RowReader
 from streamhouse.core.text.json_reading import json_object
 from streamhouse.core.text.text_rows import TextBounds, TextRows
 
-__all__ = ["divide_ndjson", "json_object_lines"]
+__all__ = ["divide_ndjson", "json_object_lines", "ndjson_line"]
 
 _LINES_MAX: Final = 4_000_000
 _BLANK: Final = re.compile(rb"[ \t\r]*")
@@ -53,6 +53,11 @@ def json_object_lines(body: bytes, *, what: str, rows_max: int) -> list[Mapping[
     if len(lines) > rows_max:
         raise RequestTooLargeError(f"{what}: {len(lines)} rows in one request; at most {rows_max}")
     return [lines.object(at) for at in range(len(lines))]
+
+
+def ndjson_line(body: bytes, row: int) -> int:
+    """Return the line of a body with a row."""
+    return _Lines(body, what="").number(row)
 
 
 class _Lines:

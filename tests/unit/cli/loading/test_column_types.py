@@ -80,7 +80,7 @@ def test_the_columns_take_every_row_of_the_files(
 
     rows = [*source.rows(_table(schema_of_files([source])), ignored)]
 
-    assert sum(batch.num_rows for batch in rows) == len(texts)
+    assert sum(part.rows.num_rows for part in rows) == len(texts)
 
 
 def test_ndjson_joins_the_types_of_all_lines(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_parquet_has_its_types(tmp_path: Path) -> None:
     assert [type_name(field.type) for field in schema] == [
         *("bigint", "string", "timestamp_ntz", "decimal(9,2)")
     ]
-    (batch,) = source.rows(_table(schema), ignored)
-    assert batch.to_pylist()[0]["b"] == "x"
+    (part,) = source.rows(_table(schema), ignored)
+    assert part.rows.to_pylist()[0]["b"] == "x"
 
 
 @pytest.mark.parametrize("file_format", ["csv", "ndjson", "parquet"])
