@@ -127,6 +127,22 @@ def test_a_port_that_was_asked_for_and_is_taken_is_a_sentence(tmp_path: Path) ->
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_closed_terminal_ends_the_demo_and_leaves_nothing(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*_COMMAND, "demo", "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as demo:
+        _lines_until(demo, "format")
+        assert [*tmp_path.iterdir()]
+        demo.send_signal(signal.SIGHUP)
+        demo.communicate(timeout=_TIMEOUT_S)
+
+    assert demo.returncode == 0
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize("tiering", ["off", "embedded"])
 def test_serve_says_page_data_and_tiering(tmp_path: Path, tiering: str) -> None:
     with subprocess.Popen(

@@ -88,6 +88,9 @@ def _run(config: ServiceConfig, *, rate: int, is_kept: bool) -> None:
     from streamhouse.storage_service.door_table import doors_of  # noqa: PLC0415 - a wrong option fails before the service loads
     from streamhouse.storage_service.server.listener import run_service  # noqa: PLC0415 - a wrong option fails before the service loads
 
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        # A closed terminal ends the demo in order, too: the temporary directory is removed.
+        signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     failures: list[StreamhouseError] = []
 
     def on_failure(error: StreamhouseError) -> None:
