@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +24,8 @@ from streamhouse.core.text.rows_as_json import with_change_names
 
 __all__ = ["command"]
 
-# How often a command without new rows looks for its reader.
-_LOOK_S: Final = 0.5
+# How often a command without new rows looks for its reader, and for an interrupt.
+_LOOK_S: Final = 0.25
 
 
 @click.command("follow")
@@ -59,11 +61,14 @@ def command(
     __change_type.
     """
     remaining, has_header = rows_max, is_json
+    # An interrupt as an exception may come while a lock is taken, and nobody would release it.
+    stopping = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: stopping.set())
     with (
         open_reader(endpoint, token=read_token(token_file)) as client,
         client.subscribe(path, start=start, columns=columns) as subscription,
     ):
-        while remaining is None or remaining:
+        while not stopping.is_set() and remaining != 0:
             for batch in subscription.poll(timeout_s=_LOOK_S):
                 rows = _shown(batch.data).slice(0, remaining)
                 if not has_header:
@@ -72,6 +77,8 @@ def command(
                 count = print_lines(rows, is_json=is_json)
                 remaining = None if remaining is None else remaining - count
             check_reader()
+    if stopping.is_set():
+        raise click.Abort
 
 
 def _shown(rows: pa.RecordBatch) -> pa.RecordBatch:
