@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from pathlib import Path
@@ -63,11 +64,13 @@ def command(
     remaining, has_header = rows_max, is_json
     # An interrupt as an exception may come while a lock is taken, and nobody would release it.
     stopping = threading.Event()
-    signal.signal(signal.SIGINT, lambda *_: stopping.set())
+    former = signal.signal(signal.SIGINT, lambda *_: stopping.set())
     with (
+        contextlib.ExitStack() as closing,
         open_reader(endpoint, token=read_token(token_file)) as client,
         client.subscribe(path, start=start, columns=columns) as subscription,
     ):
+        closing.callback(signal.signal, signal.SIGINT, former)
         while not stopping.is_set() and remaining != 0:
             for batch in subscription.poll(timeout_s=_LOOK_S):
                 rows = _shown(batch.data).slice(0, remaining)
