@@ -76,7 +76,13 @@ def test_a_view_that_hides_the_name_is_refused(world: SparkWorld, acc: str) -> N
     spark.range(3).createOrReplaceTempView("words")
     try:
         # Spark itself has no better error: "Unexpected table relation: Range".
-        for text in ("DELETE FROM words", "UPDATE words SET v = 1", "EXPLAIN DELETE FROM words"):
+        for text in (
+            "DELETE FROM words",
+            "UPDATE words SET v = 1",
+            "EXPLAIN DELETE FROM words",
+            "ALTER TABLE words ADD COLUMN w INT",
+            "COMMENT ON COLUMN words.v IS 'x'",
+        ):
             with pytest.raises(StreamhouseError, match=r"view of this name hides.*default\.words"):
                 spark.sql(text)
         assert spark.sql("DELETE FROM default.words WHERE id = 4").collect() == [(1,)]

@@ -6,7 +6,7 @@ Spark 4.3 would answer OK to most statements and change only a catalog entry.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql.types import StructType
@@ -82,15 +82,8 @@ def change_rows_of_name(
 
     `call_options` are the call's, in addition to the name's.
     """
-    name = attached_as_written(spark, statement.name)
+    name = _name_to_change(spark, statement, statement.name)
     if name is None:
-        hidden = attached(spark, statement.name)
-        if hidden is not None and is_name_of_view(spark, statement.name):
-            raise UnsupportedError(
-                f"{statement.verb} {'.'.join(statement.name)}: a temporary view of this name hides"
-                f" the attached name, and a view has no rows to change; write {hidden.sql_name}, or"
-                f" DROP VIEW {'.'.join(statement.name)}"
-            )
         return None
     options = change_options(name) | dict(call_options or {})
     table = name.connection.name
@@ -100,6 +93,22 @@ def change_rows_of_name(
     if statement.explain is None and is_cached(spark, name.sql_name):
         run_as_spark(spark, f"REFRESH TABLE {name.sql_name}")
     return counts
+
+
+def _name_to_change(
+    spark: Any, statement: TableStatement, parts: Sequence[str]
+) -> AttachedName | None:
+    """Return the attached name, or None; raises `UnsupportedError` if a view hides the name."""
+    name = attached_as_written(spark, parts)
+    if name is None:
+        hidden = attached(spark, parts)
+        if hidden is not None and is_name_of_view(spark, parts):
+            raise UnsupportedError(
+                f"{statement.verb} {'.'.join(parts)}: a temporary view of this name hides the"
+                f" attached name, and a view cannot be changed; write {hidden.sql_name}, or"
+                f" DROP VIEW {'.'.join(parts)}"
+            )
+    return name
 
 
 class Names:
@@ -140,7 +149,10 @@ class Names:
             return False
         if statement.verb == "COMMENT ON COLUMN":
             return self._comment(statement, name)
-        attached_name = attached(self._spark, statement.name)
+        if statement.verb == "REFRESH TABLE":
+            attached_name = attached(self._spark, statement.name)
+        else:
+            attached_name = _name_to_change(self._spark, statement, statement.name)
         return attached_name is not None and self._answer_for(attached_name, statement, name)
 
     def refuse(self, within: Iterable[TableStatement]) -> None:
@@ -196,7 +208,7 @@ class Names:
         # A table's name has at most three parts; the next part is a column, and a further part a
         # field.
         for end in range(1, min(4, len(statement.name))):
-            attached_name = attached(self._spark, statement.name[:end])
+            attached_name = _name_to_change(self._spark, statement, statement.name[:end])
             if attached_name is None:
                 continue
             table, column = attached_name.connection.name, statement.name[end:]
