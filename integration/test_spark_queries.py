@@ -20,6 +20,7 @@ from pyspark.sql.types import LongType
 import streamhouse
 from integration.query_statements import SCHEMA, rows, statements
 from integration.spark_world import SentRows, SparkWorld, world
+from streamhouse.connector._spark_versions import ASKS_FOR_FILTERS
 from tests.support.examples import examples
 from tests.support.held_step import around
 from tests.support.tpch import TABLES, queries, tpch_tables
@@ -214,7 +215,8 @@ def test_an_outer_join_does_not_lose_the_rows_that_it_keeps(small: SparkWorld) -
 def test_what_depends_on_the_moment_drops_no_rows(
     small: SparkWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for moment in ("current_date()", "CAST('today' AS DATE)"):
+    small.spark.sql("DECLARE OR REPLACE VARIABLE border DATE DEFAULT current_date()")
+    for moment in ("current_date()", "CAST('today' AS DATE)", "border"):
         frame = _sql(small, f"SELECT id FROM small.a WHERE day < {moment}")
 
         assert "small.a: columns id, day; all rows" in _explained(frame, capsys)
@@ -265,6 +267,9 @@ def test_a_dataframe_of_a_query_reads_the_newest_rows(world: SparkWorld) -> None
     assert world.ids(frame) == list(range(5, 13))
 
 
+@pytest.mark.skipif(
+    not ASKS_FOR_FILTERS, reason="each scan has a cut of its own before PySpark 4.1"
+)
 def test_a_statement_reads_one_cut_of_a_table_while_rows_arrive(world: SparkWorld) -> None:
     path = world.table(rows=10)
     frame = _sql(

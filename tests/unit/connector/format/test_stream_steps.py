@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark import SparkFiles
+from pyspark.sql.connect.functions import col
 
 from streamhouse.connector._spark_versions import GIVES_READ_LIMITS, OwnStepReader
 from streamhouse.connector.format import _stream_steps
@@ -27,6 +28,7 @@ class Node:
 
     def __init__(self, child: Node | None = None, *, options: dict[str, str] | None = None) -> None:
         self._child = child
+        self._columns = [col("id")]
         self._options = options
         self._is_streaming = options is not None
 
