@@ -131,6 +131,7 @@ test-spark: java setup ## Spark's tests on another version: SPARK=4.1 [FILES=int
 	$(OTHER_SPARK)/bin/python -m pytest $(FILES) $(MARKED) $(UNCLOSED)
 
 # The lowest version of each direct dependency, as setup.cfg says; what those need is the newest.
+# `cluster` has the pyarrow of the client and of Spark, in front: the service needs a later one.
 LOWEST := .cache/lowest
 LOWEST_TOOLS := anyio aiokafka confluent-kafka hypothesis kafka-python packaging polars pytest \
 	pytest-timeout pytest-xdist urllib3
@@ -144,16 +145,22 @@ $(LOWEST)/.installed: setup.cfg pyproject.toml | $(BIN)/python
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
 		-r $(LOWEST)/lowest.txt $(LOWEST_TOOLS)
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps -e .
+	@$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct setup.cfg \
+		--extra spark -o $(LOWEST)/cluster.txt
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps \
+		--target $(LOWEST)/cluster "$$(grep ^pyarrow== $(LOWEST)/cluster.txt)"
 	@touch $@
 
 .PHONY: test-lowest
 test-lowest: java $(LOWEST)/.installed ## Service, Kafka door and Spark with the lowest versions
-	$(LOWEST)/bin/python -m pytest tests/unit/core tests/unit/client tests/unit/lake \
+	PYTHONPATH=$(CURDIR)/$(LOWEST)/cluster $(LOWEST)/bin/python -m pytest \
+		tests/unit/core tests/unit/client tests/unit/lake \
 		tests/unit/reading tests/unit/connector -m "not slow and not spark" \
 		-p no:cacheprovider -W ignore::DeprecationWarning $(UNCLOSED)
 	$(LOWEST)/bin/python -m pytest tests/service/test_client.py tests/service/test_key_tables.py \
 		tests/service/test_transactions.py tests/service/test_unread_answers.py \
-		tests/service/test_kafka_door.py tests/unit/reading/duckdb/test_duckdb_query.py \
+		tests/service/test_kafka_door.py tests/unit/reading/duckdb/test_duckdb_query.py
+	PYTHONPATH=$(CURDIR)/$(LOWEST)/cluster $(LOWEST)/bin/python -m pytest \
 		integration/test_spark_batch.py integration/test_spark_changes.py \
 		integration/test_spark_stream.py $(UNCLOSED)
 
