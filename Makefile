@@ -272,6 +272,13 @@ $(MANIFESTS)/.installed: setup.cfg pyproject.toml constraints.txt | $(BIN)/pytho
 manifests: $(MANIFESTS)/.installed ## Lint deploy/: Docker, Compose, Kubernetes, systemd
 	$(MANIFESTS)/bin/python -m pytest tests/architecture/test_deploy.py
 
+.PHONY: image
+image: setup ## Build deploy/'s image, start it and compose.yaml with podman, as root
+	@test -x .cache/image/compose/bin/podman-compose || { \
+		$(BIN)/python -m venv .cache/image/compose && \
+		.cache/image/compose/bin/python -m pip install --quiet podman-compose; }
+	$(BIN)/python -m integration.image_trial
+
 # ---- Packing. ----
 
 .PHONY: build
