@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.values.calendar import python_value
 from streamhouse.core.types.registry import type_of
 from streamhouse.storage_service.kv.rows._plain_rows import PlainRows
@@ -67,7 +68,7 @@ class SingleRows:
                 parts.append(b"\x01" + encode(key[name]))
             except (TypeError, ValueError, OverflowError, Inexact, InvalidOperation) as error:
                 raise SchemaMismatchError(
-                    f"table '{self._rules.table}': key column '{name}' is {t}, and"
+                    f"table '{self._rules.table}': key column '{name}' is {type_name(t)}, and"
                     f" {key[name]!r} is no such value"
                 ) from error
         return b"".join(parts)

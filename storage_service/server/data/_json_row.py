@@ -8,6 +8,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.table import VERSION_HEADER, TableInfo
 from streamhouse.core.types.registry import type_of
 
@@ -55,7 +56,7 @@ def _key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
             except (ValueError, ArithmeticError) as error:
                 raise InvalidRequestError(
                     f"table '{table.path}': '{segment[:80]}' is no value of key column '{name}',"
-                    f" which is {types[name]}"
+                    f" which is {type_name(types[name])}"
                 ) from error
         return key_values
 

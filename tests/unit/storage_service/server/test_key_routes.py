@@ -338,7 +338,7 @@ async def test_keys_of_several_types_are_read_from_the_url(tmp_path: Path) -> No
         wrong = await service.call("GET", url.replace("1970-01-02", "soon"))
         assert wrong.error()[1:] == (
             "invalid_request",
-            "table 'default.wide': 'soon' is no value of key column 'day', which is date32[day]",
+            "table 'default.wide': 'soon' is no value of key column 'day', which is date",
         )
         few = await service.call("GET", "/v1/tables/wide/rows/a")
         assert "one part for each key column" in few.error()[2]
