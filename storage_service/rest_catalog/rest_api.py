@@ -11,9 +11,11 @@ from typing import Final, NoReturn
 from streamhouse.core.errors import (
     ForbiddenError,
     InvalidNameError,
+    InvalidRequestError,
     NotFoundError,
     StreamhouseError,
     UnsupportedError,
+    suggestion,
 )
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.lake.catalogs.open_catalog import OpenCatalog
@@ -210,7 +212,10 @@ def _config(request: RestRequest) -> RestAnswer:
     if request.method != "GET":
         raise _no_route(request)
     # `Live` is no other warehouse: its reader would miss the newest rows in silence.
-    is_live = request.query.get("warehouse", "").casefold() == LIVE
+    warehouse = request.query.get("warehouse", "").casefold()
+    is_live = warehouse == LIVE
+    if not is_live and warehouse.startswith(LIVE[:2]) and suggestion(warehouse, [LIVE]):
+        raise InvalidRequestError(f"there is no warehouse '{warehouse}'; did you mean '{LIVE}'?")
     overrides = {"prefix": LIVE} if is_live else {}
     endpoints = list(_LIVE_ENDPOINTS if is_live else ENDPOINTS)
     return RestAnswer.of({"defaults": {}, "overrides": overrides, "endpoints": endpoints})

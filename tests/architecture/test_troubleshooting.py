@@ -13,6 +13,7 @@ _ROW: Final = re.compile(r"^\| (?!message|---)([^|]*`[^|]*) \|", re.MULTILINE)
 _PIECE: Final = re.compile(r"`([^`]+)`")
 # Spark's and Python's own messages.
 _FOREIGN: Final = {
+    'Failed to download extension "iceberg"',
     "DATA_SOURCE_NOT_FOUND",
     "Failed to find the data source: streamhouse",
     "ModuleNotFoundError: No module named 'streamhouse'",

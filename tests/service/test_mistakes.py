@@ -184,9 +184,17 @@ MISTAKES: Final[dict[str, tuple[Mistake, str]]] = {
         "column 'at' is missing from the data (given: id); a table or a frame names every column,"
         " dicts may leave out nullable ones",
     ),
+    "a read of another table": (
+        lambda c: c.read("events", table="keyed"),
+        "'table' is no option of a read",
+    ),
+    "a delete by more than the key": (
+        lambda c: c.delete("keyed", {"id": 1, "name": "a"}),
+        "delete takes the key (id) alone, not column 'name'",
+    ),
     "a frame's naive datetimes": (
         _framed("times", {"id": [1], "at": [pd.Timestamp(NOON)]}),
-        "column 'at' is timestamp, but the data has timestamp[ns]",
+        "give the times a zone, as pandas' dt.tz_localize('UTC') does",
     ),
     # Keys.
     "a bare key": (lambda c: c.lookup("keyed", 5), "lookup takes rows as"),
@@ -297,6 +305,19 @@ def test_a_mistake_gives_one_sentence_and_writes_nothing(
     assert len(refused.value.message) < 1_000
     for table in ("events", "keyed", "numbers", "times"):
         assert all(p.high_watermark == 0 for p in client.positions(table).values())
+
+
+def test_a_query_mixes_no_tables_up_that_differ_in_case_alone(client: StreamhouseClient) -> None:
+    names = ("twins.orders", "twins.ORDERS")
+    for count, name in enumerate(names, start=1):
+        client.create_table(name, "id bigint")
+        client.append(name, [{"id": i} for i in range(count)])
+        assert client.query(f"SELECT count(*) AS n FROM {name}").to_pylist() == [{"n": count}]
+
+    with pytest.raises(StreamhouseError, match="differ in case alone"):
+        client.query("SELECT * FROM twins.orders, twins.ORDERS")
+    with pytest.raises(StreamhouseError, match=r"did you mean 'twins\.orders'"):
+        client.drop_table("twins.order")
 
 
 def test_there_are_as_many_mistakes_as_people_made() -> None:

@@ -416,8 +416,12 @@ def suggestion(name: str, known: list[str]) -> str:
     """
     if len(name) > _SUGGESTED_NAME_MAX or sum(map(len, known)) > _COMPARED_CHARACTERS_MAX:
         return ""
-    slips = [(_slips(name, candidate), candidate) for candidate in known]
-    count, nearest = min(slips, default=(_SLIPS_MAX + 1, ""))
+    capitals = sum(map(str.isupper, name))
+    slips = [
+        (_slips(name, candidate), abs(sum(map(str.isupper, candidate)) - capitals), candidate)
+        for candidate in known
+    ]
+    count, _, nearest = min(slips, default=(_SLIPS_MAX + 1, 0, ""))
     return f"; did you mean '{nearest}'?" if count <= _SLIPS_MAX else ""
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Path
+from fastapi import Depends, FastAPI, Path, Request
 
+from streamhouse.storage_service.server.http.http_exchange import unknown_parameter
 from streamhouse.storage_service.server.routes import Answer, Route
 
 __all__ = ["ControlRoutes", "TableName"]
@@ -37,6 +38,7 @@ class ControlRoutes:
                 summary=summary,
                 status_code=status_code,
                 tags=[route.tag],
+                dependencies=[Depends(_check_parameters)],
             )
             return function
 
@@ -45,3 +47,11 @@ class ControlRoutes:
     def check_complete(self) -> None:
         """Assert that every row has its function."""
         assert not self._unbound, f"nothing answers {sorted(self._unbound)}"
+
+
+def _check_parameters(request: Request) -> None:
+    """Refuse a query parameter that the route does not have."""
+    known = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
+    for name in request.query_params:
+        if name not in known:
+            raise unknown_parameter(request.url.path, name, known)

@@ -57,6 +57,7 @@ __all__ = [
     "Tenure",
     "error_to_json",
     "exchange_of",
+    "unknown_parameter",
 ]
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -141,6 +142,12 @@ def _everything() -> Need:
     return Need(Level.ADMIN, EVERYTHING)
 
 
+def unknown_parameter(path: str, name: str, known: Iterable[str]) -> InvalidRequestError:
+    """Return the error for a query parameter that a route does not have."""
+    names = f"known: {', '.join(sorted(known))}" if known else "the route takes none"
+    return InvalidRequestError(f"{path}: unknown parameter '{name[:100]}' ({names})")
+
+
 class HttpExchange:
     """One request and its answer.
 
@@ -220,10 +227,7 @@ class HttpExchange:
         allowed = set(names)
         for name in parameters:
             if name not in allowed:
-                raise InvalidRequestError(
-                    f"{self.path}: unknown parameter '{name[:100]}'"
-                    f" (known: {', '.join(sorted(allowed))})"
-                )
+                raise unknown_parameter(self.path, name, allowed)
         if len(parameters) < len(pairs):
             raise InvalidRequestError(f"{self.path}: a parameter is given twice")
         return parameters

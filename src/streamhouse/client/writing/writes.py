@@ -39,7 +39,7 @@ from streamhouse.core.model.casts.conform import check_schema, conform
 from streamhouse.core.model.casts.lossless import castings, fitted
 from streamhouse.core.model.casts.written_rows import in_current_version, version_of
 from streamhouse.core.model.offsets import ranges_in
-from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, Schema
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.transaction import TransactionOperation
 from streamhouse.core.wire.arrow_body import encode_append_body
@@ -279,6 +279,7 @@ def _check_columns(
         expected = table.schema_version(version_of(table, schema, stated=table.schema_id))
     else:
         expected = table.schema.select(columns, table=name)
+    _check_selected(schema, expected, table, operation)
     casts = castings(schema, expected)
     if casts:
         schema = pa.schema([f.with_type(casts.get(f.name, f.type)) for f in schema])
@@ -294,6 +295,19 @@ def _check_columns(
             advice = "a table or a frame names every column, dicts may leave out nullable ones"
         raise SchemaMismatchError(f"{error.message}; {advice}") from error
     return casts
+
+
+def _check_selected(
+    schema: pa.Schema, expected: Schema, table: TableInfo, operation: TransactionOperation
+) -> None:
+    """Refuse columns of the table that the call does not take."""
+    for name in schema.names:
+        if name in table.schema.names and name not in expected.names:
+            columns = ", ".join(expected.names)
+            takes = f"columns ({columns}) leave out column '{name}' of the rows"
+            if operation is TransactionOperation.DELETE:
+                takes = f"delete takes the key ({columns}) alone, not column '{name}'"
+            raise SchemaMismatchError(f"table '{table.path}': {takes}")
 
 
 def route(

@@ -6,7 +6,7 @@ import contextvars
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,6 +124,7 @@ class _Query:
         """Return the rows."""
         tree = _parsed(self.connection, self.statement)
         tables, missing = self._pinned(tables_named(tree))
+        _check_told_apart(tables)
         counts = self._counted(tables, columns_named(tree, tables)) if has_joins(tree) else None
         # Closing the connection undoes what is made for this query alone.
         self.connection.execute("BEGIN")
@@ -236,7 +237,6 @@ class _Query:
     def _create(self, kind: str, name: NameOfTable, rows: str) -> None:
         database, table = _quoted(name[0] or "main"), _quoted(name[1])
         self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {database}")
-        # Names that differ in case are one for DuckDB, and in the service none of them is another.
         self.connection.execute(f"CREATE OR REPLACE {kind} {database}.{table} AS {rows}")
 
 
@@ -252,6 +252,19 @@ def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
         threads.shutdown(cancel_futures=True)
 
 
+def _check_told_apart(names: Iterable[NameOfTable]) -> None:
+    """Refuse tables whose names are one for DuckDB, which ignores the case."""
+    paths: dict[str, str] = {}
+    for name in names:
+        path = ".".join(part for part in name if part)
+        first = paths.setdefault(path.lower(), path)
+        if first != path:
+            raise InvalidRequestError(
+                f"query: '{first}' and '{path}' differ in case alone, and DuckDB takes both for one"
+                " table; read one of them with client.read"
+            )
+
+
 def _parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Any:
     """Return the tree of a SELECT from DuckDB's own parser."""
     row = connection.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()
@@ -260,9 +273,19 @@ def _parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Any:
     if tree["error"]:
         message = tree["error_message"]
         raise _refused("one SELECT is expected" if message.startswith(_NO_SELECT) else message)
+    if any(_is_show(statement) for statement in tree["statements"]):
+        raise _refused(
+            "SHOW tells of DuckDB's own tables; client.list_tables() and client.describe_table()"
+            " tell of the service's"
+        )
     if len(tree["statements"]) != 1:
         raise _refused(f"one SELECT is expected, not {len(tree['statements'])} statements")
     return tree
+
+
+def _is_show(statement: Any) -> bool:
+    source = (statement.get("node") or {}).get("from_table") or {}
+    return str(source.get("type")).startswith("SHOW")
 
 
 def _refused(message: str) -> InvalidRequestError:

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 from sqlglot import exp
 
-from streamhouse.core.errors import UnknownColumnError, suggestion
+from streamhouse.core.errors import InvalidPredicateError, UnknownColumnError, suggestion
 from streamhouse.core.model.schema import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
@@ -89,6 +89,17 @@ class Operands:
             if _type_name(node) == "DATE":
                 return self._date(node, self.operand(node.this))
         return literal_of(node, self._zone)
+
+    def check_no_column_is_meant(self, *literals: Literal) -> None:
+        """Refuse a comparison of literals, one of which is a column's name in quotes."""
+        for literal in literals:
+            if isinstance(literal.value, str) and literal.value.lower() in self._types:
+                name = self._types[literal.value.lower()][0]
+                raise InvalidPredicateError(
+                    f"where: {literal.text} is a text, as in Spark, and is compared with a"
+                    " constant;"
+                    f" the column is {name} or `{name}`, without quotes"
+                )
 
     def column(self, node: exp.Expr) -> PredicateColumn:
         """Return the column or struct field that `node` names; raises `UnknownColumnError`."""

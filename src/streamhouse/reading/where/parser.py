@@ -82,9 +82,9 @@ def parse_predicate(text: str, schema: Schema, *, table: str, zone: Zone = UTC) 
             )
         return Predicate(_Translator(Operands(schema, table=table, zone=zone), zone).node(root))
     except ParseError as error:
-        raise InvalidPredicateError(f"where: {_syntax_message(error)}") from error
-    except SqlglotError as error:
-        raise InvalidPredicateError("where: not a SQL expression; is a quote left open?") from error
+        raise InvalidPredicateError(f"where: {_syntax_message(error)}") from None
+    except SqlglotError:
+        raise InvalidPredicateError("where: not a SQL expression; is a quote left open?") from None
     except UnicodeEncodeError as error:
         raise InvalidPredicateError("where: the text is not valid Unicode") from error
     except RecursionError as error:
@@ -223,6 +223,7 @@ class _Translator:
     ) -> Node:
         if isinstance(left, Literal):
             if isinstance(right, Literal):
+                self._operands.check_no_column_is_meant(left, right)
                 return fold(left, operator, right)
             return self._against(right, FLIPPED_OPERATOR[operator], left)
         if isinstance(right, Literal):

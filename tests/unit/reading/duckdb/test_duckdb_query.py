@@ -310,6 +310,12 @@ def test_the_stop_signal_of_the_context_ends_a_query(world: UnionWorld) -> None:
         context.run(query_tables, cast(StorageClient, service), ENDLESS, None, {})
 
 
+def test_show_tells_whose_tables(world: UnionWorld) -> None:
+    for statement in ("SHOW TABLES", "show all tables"):
+        with pytest.raises(InvalidRequestError, match=r"client\.list_tables"):
+            _query(world, statement)
+
+
 def test_options_of_tables_are_refused(world: UnionWorld) -> None:
     with pytest.raises(InvalidRequestError, match="option 'where' is said by the statement"):
         _query(world, "SELECT 1", where="id > 3")

@@ -157,6 +157,10 @@ def test_what_is_not_supported_is_named_with_the_way_out(text: str, piece: str) 
         ("id = ", "near '='"),
         ("name = 'open", "quote"),
         ("id", "not a condition"),
+        # In Spark double quotes make a text.
+        ("\"name\" = 'tea'", "the column is name or `name`, without quotes"),
+        ("'5' < \"ID\"", "the column is id or `id`"),
+        ("'name' <=> 'x'", "the column is name"),
         ("name LIKE 'a/b' ESCAPE '/'", "escape character '/'"),
         ("name LIKE 'a' ESCAPE 'xy'", "one character"),
         ("name = '\ud800'", "Unicode"),

@@ -292,3 +292,12 @@ def test_a_field_of_another_type_is_the_callers_mistake(
 
     assert status == 400, answer
     assert rest.call("GET", "namespaces/db/tables")[1]["identifiers"] == []
+
+
+@pytest.mark.parametrize("name", ["lives", "livee"])
+def test_a_mistyped_live_warehouse_is_no_committed_one(rest: RestWorld, name: str) -> None:
+    status, answer = rest.call("GET", f"config?warehouse={name}")
+
+    assert status == 400
+    assert f"no warehouse '{name}'; did you mean 'live'?" in answer["error"]["message"]
+    assert rest.call("GET", "config?warehouse=lake")[0] == 200

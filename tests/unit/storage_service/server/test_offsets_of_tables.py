@@ -131,9 +131,9 @@ async def _parameters(service: InProcessService) -> dict[str, set[str]]:
         if route.answer is Answer.DATA:
             path = route.path.replace("...", "1").format_map(_PLACES)
             answer = await service.call(route.method, path, query={"unknown": "1"})
-            known = re.search(r"\(known: (.*)\)", answer.error()[2])
+            known = re.search(r"\((?:known: (.*)|the route takes none)\)", answer.error()[2])
             assert known is not None, answer.body
-            found[route.name] = set(filter(None, known[1].split(", ")))
+            found[route.name] = set(filter(None, (known[1] or "").split(", ")))
     return found
 
 

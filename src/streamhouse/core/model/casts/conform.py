@@ -113,6 +113,8 @@ def _check_type(sent: pa.DataType, column: Column, *, table: str) -> None:
             return
     except InvalidSchemaError as error:
         hint = "; " + error.message.rsplit("; ", 1)[-1]
+    if getattr(sent, "tz", "") is None and getattr(column.type, "tz", None) is not None:
+        hint = "; give the times a zone, as pandas' dt.tz_localize('UTC') does"
     raise SchemaMismatchError(
         f"table '{table}': column '{column.name}' is {type_name(column.type)}, but the data has"
         f" {type_name(sent)}{hint}"

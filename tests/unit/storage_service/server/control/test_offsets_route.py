@@ -33,6 +33,18 @@ async def test_a_time_in_the_lake_and_rows_from_an_offset_on(tmp_path: Path) -> 
         assert await _asked(world, timestamp_us=str(1 << 60)) == (200, {"0": 60})
 
 
+async def test_an_unknown_parameter_is_refused(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path) as world:
+        await tiered_clicks(world, MemoryHistory(), end=10, log_start=0)
+
+        status, message = await _asked(world, timestamp_us="1", los="skip")
+
+        assert status == 400
+        assert "unknown parameter 'los' (known: lost, start, table_id, timestamp_us)" in str(
+            message
+        )
+
+
 async def test_a_time_of_rows_in_neither_tier_is_refused(tmp_path: Path) -> None:
     async with kafka_world(tmp_path) as world:
         await tiered_clicks(world, MemoryHistory(), end=10, log_start=20)
