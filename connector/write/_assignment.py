@@ -97,11 +97,18 @@ def assigned(array: pa.Array, target: pa.DataType, *, column: str, zone: Zone | 
         row = first_bad(array, convert)
         if row is None:
             raise SchemaMismatchError(f"column '{column}': {error}") from error
-        value = str(array[row])
         raise SchemaMismatchError(
-            f"column '{column}': row {row} has {value[:80]}, which does not fit"
+            f"column '{column}': row {row} has {_shown(array[row])}, which does not fit"
             f" {type_name(target)}; convert it with try_cast, or widen the column"
         ) from error
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return str(value)[:80]
+    except OverflowError:
+        # Python has the years 1 to 9999.
+        return f"the {type_name(value.type)} {value.value}, before the year 1 or after 9999"
 
 
 def assigned_key(
@@ -127,7 +134,7 @@ def assigned_key(
     if row < 0:
         return key
     raise SchemaMismatchError(
-        f"column '{column}': row {row} has {str(values[row])[:80]}, which {type_name(target)}"
+        f"column '{column}': row {row} has {_shown(values[row])}, which {type_name(target)}"
         " cannot hold without loss, and the column is of the primary key; convert it first"
     )
 

@@ -343,7 +343,7 @@ class _Attack:
         if status < 300 and table in _GUARDED and "{table}" in route and caller != "owner":
             raise Violation(f"somebody got at a guarded table: {shown}")
         # Who may not read a table does not see that it exists; tiering is of the whole service.
-        is_blind = caller not in _SEES_ALL
+        is_blind = caller not in _SEES_ALL and not is_public
         if status < 300 and is_blind and any(name in text for name in _GUARDED):
             raise Violation(f"somebody saw a guarded table: {shown}")
 

@@ -132,6 +132,8 @@ def test_a_closed_terminal_ends_the_demo_and_leaves_nothing(tmp_path: Path) -> N
         [*_COMMAND, "demo", "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
+        # A test under nohup would hand the ignored signal on.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as demo:
         _lines_until(demo, "format")
