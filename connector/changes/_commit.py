@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from streamhouse.client import CommitResult, StorageClient
+from streamhouse.connector._arrow_maps import mapped_in_arrow
 from streamhouse.connector._partition_reader import spark_iterator_errors
 from streamhouse.connector._spark_versions import to_arrow_schema
 from streamhouse.connector.changes._assigned_values import converted_schema, settled
@@ -222,15 +223,11 @@ def _staged(frame: DataFrame, job: TransactionJob) -> tuple[list[StagedRows], Co
     """Let the tasks of `frame` stage its rows; of a repeated task only one attempt counts."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _stage_task(job, (batch.rename_columns(names) for batch in batches))
-
-    names = frame.columns
-    # PySpark does not find a column with a dot in its name here.
-    numbered = frame.toDF(*map(str, range(len(names))))
+        yield from _stage_task(job, batches)
 
     messages = []
     counts: Counter[str] = Counter()
-    for row in numbered.mapInArrow(stage, _STAGED).collect():
+    for row in mapped_in_arrow(frame, stage, _STAGED).collect():
         if row.refusal is not None:
             raise InvalidRequestError(row.refusal)
         counts.update({INSERTED: row.inserted, UPDATED: row.updated, DELETED: row.deleted})

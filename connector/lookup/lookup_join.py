@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.types import DataType, StructField, StructType
 
+from streamhouse.connector._arrow_maps import mapped_in_arrow
 from streamhouse.connector._partition_reader import spark_iterator_errors
 from streamhouse.connector._spark_versions import (
     arrow_function,
@@ -121,12 +122,9 @@ def joined_frame(df: DataFrame, plan: LookupPlan) -> DataFrame:
 
     @spark_iterator_errors
     def join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        named = (batch.rename_columns(names) for batch in batches)
-        return joined(named, plan, looked_up_by(plan))
+        return joined(batches, plan, looked_up_by(plan))
 
-    # PySpark does not find a column with a dot in its name here.
-    names = df.columns
-    return df.toDF(*map(str, range(len(names)))).mapInArrow(join, schema)
+    return mapped_in_arrow(df, join, schema)
 
 
 def _with_function(df: DataFrame, plan: LookupPlan, fields: Sequence[StructField]) -> DataFrame:
