@@ -49,8 +49,11 @@ class ControlRoutes:
         assert not self._unbound, f"nothing answers {sorted(self._unbound)}"
 
 
-def _check_parameters(request: Request) -> None:
+# A coroutine: FastAPI would run a plain function on a thread, for every request.
+async def _check_parameters(request: Request) -> None:
     """Refuse a query parameter that the route does not have."""
+    if not request.scope["query_string"]:
+        return
     known = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
     for name in request.query_params:
         if name not in known:
