@@ -188,6 +188,10 @@ MISTAKES: Final[dict[str, tuple[Mistake, str]]] = {
         lambda c: c.read("events", table="keyed"),
         "'table' is no option of a read",
     ),
+    "a query of another service": (
+        lambda c: c.query("SELECT * FROM events", endpoint="http://127.0.0.1:1"),
+        "'endpoint' is no option of a read",
+    ),
     "a delete by more than the key": (
         lambda c: c.delete("keyed", {"id": 1, "name": "a"}),
         "delete takes the key (id) alone, not column 'name'",

@@ -169,15 +169,9 @@ class StreamhouseClient(ApplicationClient):
         where: str | None,
         options: Mapping[str, object],
     ) -> ReadOptions:
-        from streamhouse.reading.options.options import BATCH, as_options, read_options  # noqa: PLC0415 - an application that only writes loads no reader
+        from streamhouse.reading.options.options import BATCH, call_options, read_options  # noqa: PLC0415 - an application that only writes loads no reader
 
-        read_arguments = self._format_options(path, columns, where)
-        for key in options:
-            if key.lower() in ("table", "endpoint", "token"):
-                raise InvalidRequestError(
-                    f"'{key}' is no option of a read: the client and the path say it; remove it"
-                )
-        all_options = as_options(options) | read_arguments
+        all_options = call_options(options) | self._format_options(path, columns, where)
         return read_options(all_options, use=BATCH)
 
     def _format_options(

@@ -38,7 +38,7 @@ from streamhouse.reading.duckdb._statement_names import (
     has_joins,
     tables_named,
 )
-from streamhouse.reading.options.options import BATCH, as_options, read_options
+from streamhouse.reading.options.options import BATCH, call_options, read_options
 from streamhouse.reading.plan._read_cut import ReadPlan
 from streamhouse.reading.plan.pinned_table import PinnedTable
 
@@ -66,10 +66,10 @@ def query_tables(
 
     An interrupt of the caller, or the stop signal of the context, ends the query.
     """
-    query_options = as_options(options)
-    for key in query_options:
+    for key in options:
         if key.lower() in _OF_TABLES:
             raise InvalidRequestError(f"query: option '{key}' is said by the statement; remove it")
+    query_options = call_options(options)
     zone = read_options({"table": "db.t", **query_options}, use=BATCH).time_zone
     with (
         tempfile.TemporaryDirectory(prefix="streamhouse-query-") as folder,

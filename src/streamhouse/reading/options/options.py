@@ -58,6 +58,7 @@ BATCH: Final = "batch read"
 STREAM: Final = "stream read"
 WRITE: Final = "write"
 _READS: Final = (BATCH, STREAM)
+_OF_CONNECTION: Final = ("table", "path", "paths", "endpoint", "token", "tls.ca")
 TRANSACTION_TIMEOUT: Final = "6h"
 ALL_USES: Final = (BATCH, STREAM, WRITE)
 
@@ -490,6 +491,19 @@ def as_options(options: Mapping[str, Any]) -> dict[str, str]:
     table of the offsets if known.
     """
     return {key: _as_text(key, value) for key, value in options.items()}
+
+
+def call_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """Do the work of `as_options` for a client's call, which has a service and a table already.
+
+    Raises `InvalidRequestError` for an option that names another service or table.
+    """
+    for key in options:
+        if key.lower() in _OF_CONNECTION:
+            raise InvalidRequestError(
+                f"'{key}' is no option of a read: the client and the path say it; remove it"
+            )
+    return as_options(options)
 
 
 def _as_text(name: str, value: Any) -> str:
