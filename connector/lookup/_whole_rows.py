@@ -105,8 +105,7 @@ def shaped(plan: LookupPlan, rows: pa.Table) -> pa.RecordBatch:
             except pa.ArrowException as error:
                 raise SchemaMismatchError(
                     f"table '{plan.table}': column '{name}' is {type_name(column.type)} now, and"
-                    " was"
-                    f" {type_name(field.type)} when the lookup was made; make the lookup again"
+                    f" was {type_name(field.type)} when the lookup was made; make the lookup again"
                 ) from error
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=plan.row_schema)

@@ -214,6 +214,7 @@ def _config(request: RestRequest) -> RestAnswer:
     # `Live` is no other warehouse: its reader would miss the newest rows in silence.
     warehouse = request.query.get("warehouse", "").casefold()
     is_live = warehouse == LIVE
+    # So would the reader of a slip of the keys; names as `hive` are another warehouse.
     if not is_live and warehouse.startswith(LIVE[:2]) and suggestion(warehouse, [LIVE]):
         raise InvalidRequestError(f"there is no warehouse '{warehouse}'; did you mean '{LIVE}'?")
     overrides = {"prefix": LIVE} if is_live else {}

@@ -160,8 +160,7 @@ class _Reader:
             if not may_fit(arrow, self._types[column]):
                 raise SchemaMismatchError(
                     f"field '{name}' of schema {schema_id} is {type_name(arrow)}, and column"
-                    f" '{column}' is"
-                    f" {type_name(self._types[column])}"
+                    f" '{column}' is {type_name(self._types[column])}"
                 )
         return schema
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.model.merge_engine import Aggregate, ColumnAggregate
+from streamhouse.core.model.schema import type_name
 from streamhouse.storage_service.kv.plan._segment_scan import (
     Segments,
     extreme_positions,
@@ -109,7 +110,8 @@ def aggregate_column(
     wrong = np.flatnonzero(sums.overflow[slots.row_slot])
     if len(wrong):
         raise InvalidRequestError(
-            f"{where}: {function} overflows {values.type} at row {row_number(int(wrong[0]))};"
+            f"{where}: {function} overflows {type_name(values.type)} at row"
+            f" {row_number(int(wrong[0]))};"
             " make the column wider"
         )
     return slots.of_rows(sums.values)

@@ -28,6 +28,7 @@ from streamhouse.core.model.schema import (
     CHANGE_TYPE_COLUMN,
     RETRACTS_COLUMN,
     Schema,
+    type_name,
 )
 from streamhouse.core.model.values.sorted_values import distinct
 
@@ -129,7 +130,7 @@ def _codes_of_names(names: pa.Array, *, table: str) -> npt.NDArray[np.int64]:
     if not (pa.types.is_string(names.type) or pa.types.is_large_string(names.type)):
         raise SchemaMismatchError(
             f"table '{table}': {CHANGE_TYPE_COLUMN} must be a string (+I, -U, +U, -D) or a code,"
-            f" not {names.type}"
+            f" not {type_name(names.type)}"
         )
     known_names = pa.array(_CODE_OF_NAME, names.type)
     position = pc.index_in(names, value_set=known_names)

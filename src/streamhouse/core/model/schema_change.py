@@ -168,9 +168,8 @@ def _convert(array: pa.Array | None, column: Column, row_count: int, *, table: s
     except pa.ArrowInvalid as error:
         raise SchemaMismatchError(
             f"table '{table}': a newer value of column '{column.name}' does not fit"
-            f" {type_name(column.type)},"
-            f" its type in an older version of the schema: {error}; read the table with its current"
-            " schema"
+            f" {type_name(column.type)}, its type in an older version of the schema: {error}; read"
+            " the table with its current schema"
         ) from error
 
 

@@ -126,8 +126,7 @@ def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
         if pa.types.is_nested(column.type):
             raise UnsupportedError(
                 f"{what}: column '{name}' is {type_name(column.type)}, for which CSV has no"
-                " values; send"
-                " application/x-ndjson"
+                " values; send application/x-ndjson"
             )
     return names
 

@@ -155,8 +155,7 @@ def _read(column: PredicateColumn, batch: pa.RecordBatch) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(
             f"column '{column}' arrived as {type_name(array.type)} and is not the"
-            f" {type_name(column.type)} that the"
-            f" where expression was made for: {error}"
+            f" {type_name(column.type)} that the where expression was made for: {error}"
         ) from error
 
 

@@ -97,8 +97,7 @@ class Operands:
                 name = self._types[literal.value.lower()][0]
                 raise InvalidPredicateError(
                     f"where: {literal.text} is a text, as in Spark, and is compared with a"
-                    " constant;"
-                    f" the column is {name} or `{name}`, without quotes"
+                    f" constant; the column is {name} or `{name}`, without quotes"
                 )
 
     def column(self, node: exp.Expr) -> PredicateColumn:

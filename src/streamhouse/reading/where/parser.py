@@ -232,8 +232,8 @@ class _Translator:
             raise refuse(f"{piece(node)} is not supported")
         if comparison_type(left.type, right.type) is None:
             raise refuse(
-                f"columns '{left}' of type {left.type} and '{right}' of type {right.type}"
-                " cannot be compared exactly"
+                f"columns '{left}' of type {type_name(left.type)} and '{right}' of type"
+                f" {type_name(right.type)} cannot be compared exactly"
             )
         return CompareColumns(left, operator, right, self._zone)
 
