@@ -9,6 +9,10 @@ language, of a stream by a SQL name, or with a source that is not ours.
 
 The note is a file beside the files of `SparkContext.addFile`, in the driver's own folder, for as
 long as the query makes its reader. Under Spark Connect the client's plan has the note itself.
+
+A stream joined with a table runs without adaptive execution. PySpark 4.1 shows the plan of a
+micro-batch again after each adaptive stage, and plans all scans again to show them. The scans of
+later stages would read a later cut than the scans of earlier stages.
 """
 
 from __future__ import annotations
@@ -26,9 +30,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from streamhouse.connector._spark_versions import GIVES_READ_LIMITS, OwnStepReader
-from streamhouse.connector.names._wrapped_methods import has_jvm, wrap_method
+from streamhouse.connector.names._wrapped_methods import has_jvm, session_of, wrap_method
 from streamhouse.core.threads import NamedThread
-from streamhouse.reading.options.options import STEPS_MARK
+from streamhouse.reading.options.options import PLANNED_COLUMN, STEPS_MARK
 
 __all__ = ["ENDING", "STEPS", "as_spark_calls", "in_own_steps", "named_load", "run_in_steps"]
 
@@ -38,6 +42,7 @@ ENDING: Final = "ending"
 
 _MARK: Final = "_without_streamhouse_steps"
 _START_MS: Final = 60_000
+_ADAPTIVE: Final = "spark.sql.adaptive.streaming.stateless.enabled"
 _start: Final = threading.Lock()
 
 
@@ -91,7 +96,8 @@ def run_in_steps(writer_class: Any) -> None:
 def _started(writer: Any, start: Any) -> Any:
     ends = getattr(writer, "_streamhouse_ends", False)
     noted = _noted_in_plan if hasattr(writer, "_write_stream") else _noted_in_files
-    with _start, noted(writer, ENDING if ends else STEPS) as is_noted:
+    note = ENDING if ends else STEPS
+    with _start, _in_one_cut(writer), noted(writer, note) as is_noted:
         if not (ends and is_noted):
             query = start()
         else:
@@ -107,6 +113,29 @@ def _started(writer: Any, start: Any) -> Any:
     return query
 
 
+@contextlib.contextmanager
+def _in_one_cut(writer: Any) -> Iterator[None]:
+    """Start a query that reads a table beside its stream without adaptive execution."""
+    if not _has_table(writer):
+        yield
+        return
+    conf = session_of(writer).conf
+    before = conf.get(_ADAPTIVE, None)
+    # The query keeps a copy of the session's settings.
+    conf.set(_ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        conf.unset(_ADAPTIVE) if before is None else conf.set(_ADAPTIVE, before)
+
+
+def _has_table(writer: Any) -> bool:
+    if hasattr(writer, "_write_stream"):
+        nodes = _nodes(writer._write_stream)
+        return any(getattr(node, "_is_streaming", True) is False for node in nodes)
+    return any(PLANNED_COLUMN in leaf.output().mkString(" ") for leaf in _leaves(writer))
+
+
 def _end(query: Any) -> None:
     """Stop the query when its sources have no further row; a failed query has ended."""
     with contextlib.suppress(PySparkException):
@@ -117,7 +146,7 @@ def _end(query: Any) -> None:
 @contextlib.contextmanager
 def _noted_in_files(writer: Any, note: str) -> Iterator[bool]:
     """Leave the note if all streams of a query are ours; yield whether the note is left."""
-    names = [leaf.extraOptions().get(STEPS_MARK) for leaf in _streaming_leaves(writer)]
+    names = [leaf.extraOptions().get(STEPS_MARK) for leaf in _leaves(writer) if leaf.isStreaming()]
     if not names or None in names:
         yield False
         return
@@ -132,10 +161,9 @@ def _noted_in_files(writer: Any, note: str) -> Iterator[bool]:
             file.unlink(missing_ok=True)
 
 
-def _streaming_leaves(writer: Any) -> list[Any]:
+def _leaves(writer: Any) -> list[Any]:
     leaves = writer._df._jdf.queryExecution().analyzed().collectLeaves()
-    all_leaves = (leaves.apply(place) for place in range(leaves.size()))
-    return [leaf for leaf in all_leaves if leaf.isStreaming()]
+    return [leaves.apply(place) for place in range(leaves.size())]
 
 
 @contextlib.contextmanager
