@@ -178,6 +178,29 @@ def test_a_micro_batch_committed_but_not_checkpointed_is_replayed_to_nothing(
 
 
 @pytest.mark.end_to_end
+@pytest.mark.parametrize("is_made_again", [False, True])
+@pytest.mark.parametrize("writer", [sink_writer, foreach_writer])
+def test_a_stream_does_not_go_on_in_a_table_made_again(
+    world: SparkWorld, tmp_path: Path, writer: Callable[..., Any], is_made_again: bool
+) -> None:
+    source = world.table(rows=10)
+    path = log_table(world, f"once.made_again_{writer.__name__}_{is_made_again}")
+    start = writer(world, path)
+    start(world.stream(source, columns="id"), tmp_path / "first").awaitTermination()
+    world.client.drop_table(path)
+    if is_made_again:
+        log_table(world, path)
+    world.append(source, 10, 15)
+
+    for _ in range(2):
+        with pytest.raises(Exception, match=f"table '{path}' was dropped after stream .*new check"):
+            start(world.stream(source, columns="id"), tmp_path / "first").awaitTermination()
+        assert world.ids(world.load(path)) == []
+    start(world.stream(source, columns="id"), tmp_path / "second").awaitTermination()
+    assert world.ids(world.load(path)) == list(range(15))
+
+
+@pytest.mark.end_to_end
 def test_tasks_of_a_micro_batch_that_are_retried_write_once(
     world: SparkWorld, tmp_path: Path
 ) -> None:

@@ -19,7 +19,16 @@ from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.state_file import FORMAT_VERSION
 from streamhouse.storage_service.ownership.shards.tickets import Arrival, MoveTicket
 
-__all__ = ["ServiceState", "TableEntry", "load_service_state", "save_service_state"]
+__all__ = [
+    "FORMER_STREAMS_MAX",
+    "ServiceState",
+    "TableEntry",
+    "load_service_state",
+    "save_service_state",
+]
+
+FORMER_STREAMS_MAX: Final = 1_000
+"""The streams of dropped tables that are remembered: some 100 bytes each."""
 
 _FORMER_VERSION: Final = 1
 
@@ -53,7 +62,8 @@ class ServiceState:
     """Every id below `next_table_id` was used or belongs to another shard. `creating` and `dropped`
     tables may have files left. With several shards, ids from `ids_end` on belong to other
     shards, and `leaving` and `arriving` tables are on their way to another shard, or to this
-    shard.
+    shard. `former_streams` are pairs of a dropped table's path and a stream that wrote the table,
+    the latest drop last.
     """
 
     next_table_id: int = 1
@@ -64,6 +74,7 @@ class ServiceState:
     dropped: set[int] = field(default_factory=set)
     leaving: dict[int, MoveTicket] = field(default_factory=dict)
     arriving: dict[int, Arrival] = field(default_factory=dict)
+    former_streams: list[tuple[str, str]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -76,6 +87,7 @@ class ServiceState:
             **({} if self.ids_end is None else {"ids_end": self.ids_end}),
             **({"leaving": _moves_to_json(self.leaving)} if self.leaving else {}),
             **({"arriving": _moves_to_json(self.arriving)} if self.arriving else {}),
+            **({"former_streams": self.former_streams} if self.former_streams else {}),
         }
 
     @classmethod
@@ -106,6 +118,9 @@ class ServiceState:
                     arrival.ticket.table_id: arrival
                     for arrival in map(Arrival.from_json, value.get("arriving", ()))
                 },
+                former_streams=[
+                    (str(path), str(stream)) for path, stream in value.get("former_streams", ())
+                ],
             )
         except (KeyError, TypeError, ValueError, StreamhouseError) as error:
             raise CorruptDataError(f"{where} says not what tables there are: {error!r}") from error

@@ -18,7 +18,7 @@ import errno
 import logging
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -68,6 +68,7 @@ from streamhouse.storage_service.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.format_upgrade import find_former_tables
 from streamhouse.storage_service.directory.service_state import (
+    FORMER_STREAMS_MAX,
     ServiceState,
     TableEntry,
     load_service_state,
@@ -180,6 +181,10 @@ class TableRegistry:
             self._check_database(path.database)
             raise self.not_found(path)
         return info
+
+    def former_streams(self, path: TablePath) -> set[str]:
+        """Return the streams that wrote dropped tables of this path, of the latest thousand."""
+        return {stream for name, stream in self._state.former_streams if name == str(path)}
 
     def check_dropped(self, path: TablePath, table_id: int) -> None:
         """Raise `UnavailableError` until the drop of the table is durable."""
@@ -369,10 +374,21 @@ class TableRegistry:
         check_lake_schema(descriptor)
         return self.replace_table(replace(info, descriptor=descriptor))
 
-    def drop_table(self, *paths: TablePath) -> None:
-        """Drop tables, all or none; files wait for `purge`, or after a crash for the next start."""
+    def drop_table(self, paths: Sequence[TablePath], streams: Iterable[str]) -> None:
+        """Drop tables, all or none; files wait for `purge`, or after a crash for the next start.
+
+        `streams` have written rows of the first table: they are kept as `former_streams`.
+        """
         infos = [self.table(path) for path in paths]
-        self._remove_entries([info.table_id for info in infos], self._state.dropped)
+        former = self._state.former_streams
+        new = dict.fromkeys((str(paths[0]), stream) for stream in sorted(streams))
+        self._state.former_streams = [*(f for f in former if f not in new), *new]
+        del self._state.former_streams[:-FORMER_STREAMS_MAX]
+        try:
+            self._remove_entries([info.table_id for info in infos], self._state.dropped)
+        except StorageFailedError:
+            self._state.former_streams = former
+            raise
         for info in infos:
             del self._tables[info.path]
             self._release(info.path, info.table_id)

@@ -124,7 +124,7 @@ class TabletManager:
             submit=self._committer.submit,
             deferred=self._deferred,
             runtime=runtime,
-            damaged=registry.damaged,
+            registry=registry,
         )
         self.tiering = TieringCoordinator(
             tables=self.open_tables,
@@ -412,15 +412,15 @@ class TabletManager:
         async with self.runtime.changing_files:
             tables = [self.table(path), *self._companions(path)]
             async with self._leaving_for_good(tables):
-                await self.runtime.run(self.registry.drop_table, *(t.path for t in tables))
+                streams = self.transactions.of(tables[0]).outcomes.streams
+                await self.runtime.run(self.registry.drop_table, [t.path for t in tables], streams)
             for table in tables:
                 await self.give_up(table)
                 await self.runtime.run(self.registry.purge, table.info.table_id)
 
     def _companions(self, path: TablePath) -> list[OpenTable]:
         """Return the table of a table's rejected rows, if usable."""
-        companion = companion_of(path)
-        if companion is None:
+        if (companion := companion_of(path)) is None:
             return []
         self._check_not_away(companion)
         return [self._tables[companion]] if companion in self._tables else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -252,3 +253,32 @@ def test_the_documented_loop_loses_no_update_of_a_table_made_again(client: Stora
                 continue
 
     assert (tries, client.lookup_one("made_again.stock", item=1)["left"]) == (2, 497)
+
+
+def _batch_of(client: StorageClient, path: str, stream: str, number: int, app_id: str) -> None:
+    with client.begin_transaction(path, app_id=app_id, version=number, source=stream) as begun:
+        begun.commit([begun.stage([{"id": number}])])
+
+
+def test_a_stream_that_wrote_the_dropped_table_is_refused_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
+        client.create_database("made_again")
+        for path in ("made_again.sink", "made_again.other"):
+            _create(client, path)
+            _batch_of(client, path, "stream-1", 0, "stream-1")
+        _batch_of(client, "made_again.sink", "stream-2", 0, "nightly")
+        client.drop_table("made_again.sink")
+        service.kill()
+    with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
+        _create(client, "made_again.sink")
+        for stream, app_id in (("stream-1", "stream-1"), ("stream-2", "nightly")):
+            with pytest.raises(InvalidRequestError, match=rf"after stream {stream} .*new checkpo"):
+                _batch_of(client, "made_again.sink", stream, 1, app_id)
+        assert client.positions("made_again.sink")[0].high_watermark == ROWS
+
+        # Its other table goes on, and so does the application with another checkpoint.
+        _batch_of(client, "made_again.other", "stream-1", 1, "stream-1")
+        _batch_of(client, "made_again.sink", "stream-3", 0, "nightly")
+        assert client.positions("made_again.sink")[0].high_watermark == ROWS + 1

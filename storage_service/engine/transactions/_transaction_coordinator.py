@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from streamhouse.core.errors import (
@@ -19,12 +19,15 @@ from streamhouse.core.model.transaction import LinkedCommit
 from streamhouse.core.rows.companion import companion_of
 from streamhouse.core.threads import Pool
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.directory.table_registry import TableRegistry
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions._open_transaction import StagedBytes
 from streamhouse.storage_service.engine.transactions._transaction_commit import CommitServices
+from streamhouse.storage_service.engine.transactions._transaction_outcomes import (
+    TransactionOutcomes,
+)
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
 from streamhouse.storage_service.log.group_commit import Submit
@@ -49,7 +52,7 @@ class TransactionCoordinator:
         submit: Submit,
         deferred: set[LogTablet],
         runtime: Runtime,
-        damaged: Callable[[], Iterable[DamagedTable]],
+        registry: TableRegistry,
     ) -> None:
         self._config = config
         self._directory = directory
@@ -67,7 +70,7 @@ class TransactionCoordinator:
             links=self,
         )
         self._tables: dict[OpenTable, TableTransactions] = {}
-        self._damaged = damaged
+        self._registry = registry
 
     @property
     def open_count(self) -> int:
@@ -98,6 +101,10 @@ class TransactionCoordinator:
             config=self._config,
             services=self._services,
             staged_bytes=self._staged_bytes,
+            outcomes=TransactionOutcomes(
+                outcomes_max=self._config.transaction_outcomes_max,
+                former_streams=self._registry.former_streams(table.path),
+            ),
         )
         try:
             await transactions.load()
@@ -126,7 +133,9 @@ class TransactionCoordinator:
     async def commit(self, linked: LinkedCommit) -> None:
         """See `Links.commit`. A dropped table has no commit left."""
         transactions = self._linked(linked)
-        if transactions is None and linked.table in {str(table.path) for table in self._damaged()}:
+        if transactions is None and linked.table in {
+            str(table.path) for table in self._registry.damaged()
+        }:
             raise CorruptDataError(
                 f"table '{linked.table}', which gets rows of the same transaction, is damaged"
             )

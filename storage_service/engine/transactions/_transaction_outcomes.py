@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from streamhouse.core.errors import InvalidRequestError, StreamhouseError
@@ -54,11 +54,13 @@ class Skip(NamedTuple):
 class TransactionOutcomes:
     """At most `outcomes_max` of each: recent outcomes by id, and the latest of each application.
 
-    The application with the oldest commit is forgotten first.
+    The application with the oldest commit is forgotten first. `former_streams` wrote a dropped
+    table of the same name.
     """
 
-    def __init__(self, *, outcomes_max: int) -> None:
+    def __init__(self, *, outcomes_max: int, former_streams: Container[str] = ()) -> None:
         self._outcomes_max = outcomes_max
+        self._former_streams = former_streams
         self._recent: dict[str, Decision] = {}
         self._latest_of_app: dict[str, Decision] = {}
         self._own: list[Decision] = []
@@ -127,6 +129,15 @@ class TransactionOutcomes:
         latest = self.latest_version(app_id)
         return latest is not None and version is not None and latest >= version
 
+    def check_stream(self, spec: TransactionSpec, *, table: str) -> None:
+        """Raise `InvalidRequestError` for a stream whose earlier rows were dropped."""
+        if spec.source in self._former_streams:
+            raise InvalidRequestError(
+                f"table '{table}' was dropped after stream {spec.source} had written it, and the"
+                " table of this name lacks the rows of the stream's earlier batches; start the"
+                " stream with a new checkpoint, which writes all rows again. Nothing was written"
+            )
+
     def check_repeated(self, spec: TransactionSpec, *, table: str) -> None:
         """Raise `InvalidRequestError` if a stale version repeats no committed transaction.
 
@@ -151,6 +162,11 @@ class TransactionOutcomes:
                 " repetition; write the union of the rows, or give each write an app_id of its"
                 " own. Nothing was written by this one"
             )
+
+    @property
+    def streams(self) -> set[str]:
+        """The streams that have committed rows, of the applications remembered."""
+        return {o.spec.source for o in self._latest_of_app.values() if o.spec.source}
 
     def latest_version(self, app_id: str | None) -> int | None:
         """Return the last version committed by an application, if remembered."""

@@ -90,6 +90,7 @@ class TableTransactions:
         config: ServiceConfig,
         services: CommitServices,
         staged_bytes: StagedBytes,
+        outcomes: TransactionOutcomes,
     ) -> None:
         self._table = table
         self._files = files
@@ -102,10 +103,8 @@ class TableTransactions:
             within=staged_bytes,
         )
         self._open: dict[str, OpenTransaction] = {}
-        self._outcomes = TransactionOutcomes(outcomes_max=config.transaction_outcomes_max)
-        self._runner = TransactionRunner(
-            table, files, self._outcomes, config=config, services=services
-        )
+        self.outcomes = outcomes
+        self._runner = TransactionRunner(table, files, outcomes, config=config, services=services)
         self._storing: set[asyncio.Task[PartSize]] = set()
         self._deleting: set[asyncio.Future[None]] = set()
         self._dropping: dict[str, asyncio.Future[None]] = {}
@@ -136,14 +135,14 @@ class TableTransactions:
 
     def status(self, transaction_id: str) -> dict[str, Any]:
         """Return the state of a transaction as JSON; raises TransactionNotFoundError."""
-        outcome = self._outcomes.find(transaction_id)
+        outcome = self.outcomes.find(transaction_id)
         if outcome is not None:
             return {**spec_to_json(outcome.spec), **outcome.result.to_json()}
         return self._find(transaction_id).to_json()
 
     def latest(self, limit: int) -> list[dict[str, Any]]:
         """Return the outcomes of the latest remembered transactions as JSON, newest first."""
-        return listed(self._open.values(), self._outcomes, limit=limit)
+        return listed(self._open.values(), self.outcomes, limit=limit)
 
     # -- open transactions ---------------------------------------------------------------------
 
@@ -162,11 +161,10 @@ class TableTransactions:
     ) -> tuple[str, TransactionStatus]:
         """Begin a transaction and return its id, or say that `version` needs no work.
 
-        Raises `InvalidRequestError` if `source` and `run` show different rows for the version. With
-        `join` an open transaction of the same version is returned. A repeated `transaction_id`
-        returns the existing transaction in its current state.
+        Raises `InvalidRequestError` if `source` and `run` show different rows for the version.
+        `join` gets an open transaction of the version, a repeated `transaction_id` its own.
         """
-        outcome = self._outcomes.find(transaction_id or "")
+        outcome = self.outcomes.find(transaction_id or "")
         if outcome is not None:
             check_operation(outcome.spec, operation, table=str(self._table.path))
             return outcome.spec.transaction_id, outcome.result.status
@@ -182,7 +180,8 @@ class TableTransactions:
             run=run,
         )
         check_spec(spec, self._config, table=str(self._table.path), join=join)
-        if self._outcomes.is_stale(app_id, version):
+        self.outcomes.check_stream(spec, table=str(self._table.path))
+        if self.outcomes.is_stale(app_id, version):
             self._skip(spec)
             return "", TransactionStatus.SKIPPED
         self._table.gate.check_open()
@@ -220,14 +219,14 @@ class TableTransactions:
 
     def _skip(self, spec: TransactionSpec) -> None:
         """Log and return that a version was committed before."""
-        self._outcomes.check_repeated(spec, table=str(self._table.path))
-        if self._outcomes.skip(Skip(replace(spec, transaction_id=""), spec.begun_us)):
+        self.outcomes.check_repeated(spec, table=str(self._table.path))
+        if self.outcomes.skip(Skip(replace(spec, transaction_id=""), spec.begun_us)):
             _logger.info(
                 "event=transaction_skipped table=%s app_id=%s version=%s last_version=%s",
                 self._table.path,
                 spec.app_id,
                 spec.version,
-                self._outcomes.latest_version(spec.app_id),
+                self.outcomes.latest_version(spec.app_id),
             )
             self._runtime.observer.transaction_ended("skipped", row_count=0, seconds=0.0)
 
@@ -307,7 +306,7 @@ class TableTransactions:
 
     def abort(self, transaction_id: str) -> TransactionStatus:
         """Drop an undecided transaction; return the state afterwards."""
-        outcome = self._outcomes.find(transaction_id)
+        outcome = self.outcomes.find(transaction_id)
         if outcome is not None:
             return outcome.result.status
         transaction = self._find(transaction_id)
@@ -348,7 +347,7 @@ class TableTransactions:
         before; after any error but UnknownOutcomeError the transaction is aborted.
         """
         digest = digest_of(parts, linked)
-        outcome = self._outcomes.find(transaction_id)
+        outcome = self.outcomes.find(transaction_id)
         if outcome is not None:
             self._check_same(outcome.parts_digest == digest, transaction_id)
             return outcome.result
@@ -400,7 +399,7 @@ class TableTransactions:
 
     def latest_version(self, app_id: str | None) -> int | None:
         """Return the last version committed by an application, as far as remembered."""
-        return self._outcomes.latest_version(app_id)
+        return self.outcomes.latest_version(app_id)
 
     async def outcome(self, transaction_id: str) -> Decision | None:
         """Return the outcome of a finished commit; None while the commit runs.
@@ -411,7 +410,7 @@ class TableTransactions:
         if transaction is not None and transaction.commit is not None:
             await asyncio.wait([transaction.commit])
             _raise_failure(transaction.commit)
-        return self._outcomes.find(transaction_id)
+        return self.outcomes.find(transaction_id)
 
     async def _commit(self, transaction: OpenTransaction) -> CommitResult:
         started = asyncio.get_running_loop().time()
@@ -432,7 +431,7 @@ class TableTransactions:
             transaction.commit, transaction.named, transaction.linked = None, (), None
             if not error.retriable:
                 rows, now_us = transaction.row_count, self._runtime.clock_us()
-                self._outcomes.refuse(Refusal(transaction.spec, rows, error, now_us))
+                self.outcomes.refuse(Refusal(transaction.spec, rows, error, now_us))
                 self._drop(transaction, "aborted")
             raise
 
@@ -444,11 +443,11 @@ class TableTransactions:
             )
 
     def _finish(self, transaction: OpenTransaction, outcome: Decision) -> None:
-        self._outcomes.add(outcome)
+        self.outcomes.add(outcome)
         self._forget(transaction)
         self._delete(self._files.drop, transaction.transaction_id, list(transaction.parts))
         if self._folding is None or self._folding.done():
-            due = self._outcomes.take_due()
+            due = self.outcomes.take_due()
             if due is not None:
                 self._folding = self._delete(self._files.fold, due.own, due.remembered)
 
@@ -458,7 +457,7 @@ class TableTransactions:
         """Read the transactions on disk."""
         loaded, folded = await self._runtime.run(self._files.load)
         for outcome in folded:
-            self._outcomes.add(outcome, is_folded=True)
+            self.outcomes.add(outcome, is_folded=True)
         for stored in sorted(loaded, key=lambda stored: stored.spec.begun_us):
             decision = stored.decision
             status = None if decision is None else decision.result.status
@@ -474,10 +473,10 @@ class TableTransactions:
                 self._open[transaction.transaction_id] = transaction
                 self._bytes.hold(transaction.size_bytes)
             elif decision is not None:
-                self._outcomes.add(decision)
+                self.outcomes.add(decision)
                 drop = self._files.drop
                 await self._runtime.run(drop, stored.spec.transaction_id, list(stored.parts))
-        self._outcomes.loaded(self._files.next_number)
+        self.outcomes.loaded(self._files.next_number)
         await self._runner.load_truncated(stored.decision for stored in loaded)
         for transaction in self._open.values():
             is_before = transaction.spec.begun_us <= self._table.truncated_at_us
@@ -527,7 +526,7 @@ class TableTransactions:
         transaction = self._open.get(transaction_id)
         if transaction is None:
             head = f"table '{self._table.path}' has no transaction '{transaction_id[:60]}'"
-            if self._outcomes.is_uncommitted(transaction_id):
+            if self.outcomes.is_uncommitted(transaction_id):
                 raise TransactionNotFoundError(
                     f"{head}: it was refused, aborted, or timed out, and nothing of it was written"
                 )
@@ -543,14 +542,14 @@ class TableTransactions:
 
         An uncommitted transaction with `read` raises a conflict: the caller must read again.
         """
-        refused = self._outcomes.refusal(transaction_id)
+        refused = self.outcomes.refusal(transaction_id)
         # One whose id was chosen may have been begun again.
         if refused is not None and transaction_id not in self._open:
             raise type(refused)(refused.message)
         try:
             return self._find(transaction_id)
         except TransactionNotFoundError as error:
-            if read is None or not self._outcomes.is_uncommitted(transaction_id):
+            if read is None or not self.outcomes.is_uncommitted(transaction_id):
                 raise
             raise CommitConflictError(
                 f"{error.message}: read the table again, compute the rows anew and commit them in"
@@ -558,7 +557,7 @@ class TableTransactions:
             ) from None
 
     def _staging(self, transaction_id: str) -> OpenTransaction:
-        if self._outcomes.find(transaction_id) is None:
+        if self.outcomes.find(transaction_id) is None:
             transaction = self._find(transaction_id)
             if transaction.commit is None:
                 return transaction

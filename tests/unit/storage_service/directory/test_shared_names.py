@@ -86,7 +86,7 @@ def test_a_name_is_of_one_shard_until_it_is_dropped(opened: Open) -> None:
     _create(a)
     with pytest.raises(TableExistsError, match="in shard 'a'"):
         _create(b)
-    a.drop_table(_X)
+    a.drop_table([_X], ())
     info = _create(b)
     assert opened("b").table(_X).table_id == info.table_id
     assert opened("a").tables() == []
@@ -113,7 +113,7 @@ def test_a_table_has_a_greater_id_than_those_before_it_that_other_shards_had(ope
     ids = []
     for shard in (a, b, a, a, b, opened("c"), a):
         ids.append(_create(shard).table_id)
-        shard.drop_table(_X)
+        shard.drop_table([_X], ())
     assert ids == sorted(set(ids))
     assert _create(a, "another").table_id == ids[-1] + 1, "no name but x has a reason to skip ids"
 
@@ -153,7 +153,7 @@ def test_a_name_that_cannot_be_released_is_released_later(opened: Open, store: _
     a, b = opened("a"), opened("b")
     _create(a)
     store.is_away = True
-    a.drop_table(_X)
+    a.drop_table([_X], ())
     store.is_away = False
     with pytest.raises(TableExistsError):
         _create(b)
@@ -195,7 +195,7 @@ def test_databases_are_those_of_all_shards(opened: Open) -> None:
     _create(b, "sales.orders")
     with pytest.raises(DatabaseNotEmptyError):
         a.drop_database("sales")
-    b.drop_table(TablePath("sales", "orders"))
+    b.drop_table([TablePath("sales", "orders")], ())
     a.drop_database("sales")
     with pytest.raises(DatabaseNotFoundError):
         _create(b, "sales.orders")

@@ -95,7 +95,7 @@ def test_tables_are_listed_by_database(registry: TableRegistry) -> None:
 def test_a_table_id_is_never_used_twice(directory: DataDirectory) -> None:
     registry = _open(directory)
     first = _create(registry)
-    registry.drop_table(first.path)
+    registry.drop_table([first.path], ())
 
     second = _create(_open(directory))
 
@@ -160,7 +160,7 @@ def test_a_database_is_dropped_only_when_empty(directory: DataDirectory) -> None
 
     with pytest.raises(DatabaseNotEmptyError, match=r"1 tables, such as 'sales\.events'"):
         registry.drop_database("sales")
-    registry.drop_table(TablePath("sales", "events"))
+    registry.drop_table([TablePath("sales", "events")], ())
     registry.drop_database("sales")
 
     assert _open(directory).databases() == ["default"]
@@ -217,7 +217,7 @@ def test_what_a_crash_left_of_dropping_is_deleted_at_the_next_start(
 ) -> None:
     registry = _open(directory)
     info = _create(registry)
-    registry.drop_table(info.path)
+    registry.drop_table([info.path], ())
     assert directory.table(info.table_id).exists(), "the files wait for purge"
 
     again = _open(directory)
@@ -296,7 +296,7 @@ def test_a_table_made_again_after_a_failed_sync_is_the_one_a_restart_finds(
 ) -> None:
     registry = _open(directory)
     for number in range(9):
-        registry.drop_table(_create(registry, f"before_{number}").path)
+        registry.drop_table([_create(registry, f"before_{number}").path], ())
     with monkeypatch.context() as failing:
         # The sync fails, and then the files cannot be deleted either.
         _fail(failing, "fdatasync", "fsync", after=synced)
@@ -405,7 +405,7 @@ def test_what_is_no_table_stays_and_is_said(directory: DataDirectory) -> None:
     _create(registry)
     dropped = _create(registry, "dropped")
     shutil.copytree(directory.table(dropped.table_id), directory.path / "copy")
-    registry.drop_table(dropped.path)
+    registry.drop_table([dropped.path], ())
     registry.purge(dropped.table_id)
     _create(registry, "later")
     _log_with_rows(directory, 4)
