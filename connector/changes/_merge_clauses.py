@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from streamhouse.client.values.arguments import checked_calls
 from streamhouse.connector.changes._assigned_values import Assignment, Case, types_of, values_of
 from streamhouse.connector.changes._commit import (
     DELETED,
@@ -82,6 +83,7 @@ class _Clause:
         return f"{self.side}_{verb}"
 
 
+@checked_calls
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
     """A merge under construction: `Table.merge` begins the merge, `execute` runs it.

@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from streamhouse.client.values.arguments import checked_calls
 from streamhouse.connector.changes._assigned_values import (
     Assignment,
     Case,
@@ -54,6 +55,7 @@ _WINDOW_MARKS: Final = frozenset({"spark.timeWindow", "spark.sessionWindow"})
 _WRITES_ONLY: Final = ("app.id", "app.version", "transaction.timeout")
 
 
+@checked_calls
 class Table:
     """A table to change: each call is a transaction, which happens as a whole, once, or not at all.
 

@@ -16,7 +16,7 @@ from streamhouse.client import (
     StorageClient,
     Subscription,
 )
-from streamhouse.client.values.arguments import names, sql_condition
+from streamhouse.client.values.arguments import names
 from streamhouse.client.writing.replay import Replayed, replay_rejected
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.extras import require
@@ -73,7 +73,9 @@ class StreamhouseClient(ApplicationClient):
         """
         from streamhouse.reading.plan.pinned_table import read_table  # noqa: PLC0415 - an application that only writes loads no reader
 
-        return read_table(StorageClient.of(self), self._read_options(path, columns, where, options))
+        return read_table(
+            StorageClient.of(self), self._read_options("read", path, columns, where, options)
+        )
 
     def scan(
         self,
@@ -103,7 +105,7 @@ class StreamhouseClient(ApplicationClient):
         """
         from streamhouse.reading.plan.pinned_table import scan_table  # noqa: PLC0415 - an application that only writes loads no reader
 
-        read_options = self._read_options(path, columns, where, options)
+        read_options = self._read_options("scan", path, columns, where, options)
         return scan_table(StorageClient.of(self), read_options, limit=limit)
 
     def count(self, /, path: str, *, where: str | None = None, **options: object) -> int:
@@ -122,7 +124,7 @@ class StreamhouseClient(ApplicationClient):
         """
         from streamhouse.reading.plan.pinned_table import count_rows  # noqa: PLC0415 - an application that only writes loads no reader
 
-        read_options = self._read_options(path, None, where, options)
+        read_options = self._read_options("count", path, None, where, options)
         is_whole = where is None and not options and not read_options.connection.name.part
         if is_whole and self.describe_table(path).is_primary_key_table:
             return super().count(path)
@@ -164,6 +166,7 @@ class StreamhouseClient(ApplicationClient):
 
     def _read_options(
         self,
+        call: str,
         path: str,
         columns: Sequence[str] | None,
         where: str | None,
@@ -171,7 +174,7 @@ class StreamhouseClient(ApplicationClient):
     ) -> ReadOptions:
         from streamhouse.reading.options.options import BATCH, call_options, read_options  # noqa: PLC0415 - an application that only writes loads no reader
 
-        all_options = call_options(options) | self._format_options(path, columns, where)
+        all_options = call_options(options, call=call) | self._format_options(path, columns, where)
         return read_options(all_options, use=BATCH)
 
     def _format_options(
@@ -184,7 +187,7 @@ class StreamhouseClient(ApplicationClient):
         if columns is not None:
             format_options["columns"] = quoted_list(names(columns, argument="columns"))
         if where is not None:
-            format_options["where"] = sql_condition(where, argument="where")
+            format_options["where"] = where
         return format_options
 
     @overload

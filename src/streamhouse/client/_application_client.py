@@ -381,7 +381,7 @@ class ApplicationClient(TransactionCalls):
             bucket,
             start,
             end,
-            columns=columns,
+            columns=None if columns is None else names(columns, argument="columns"),
             page_bytes=page_bytes,
             reached=self._reached,
             table_id=table_id,

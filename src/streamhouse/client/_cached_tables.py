@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from streamhouse.client.http._transport import HttpTransport
+from streamhouse.client.values.arguments import checked_calls
 from streamhouse.core.errors import (
     ColumnDroppedError,
     InvalidRequestError,
@@ -27,7 +28,13 @@ _T = TypeVar("_T")
 
 
 class CachedTables:
-    """The cache of a client's tables. Thread-safe."""
+    """The cache of a client's tables. Thread-safe.
+
+    Public calls of this class and its subclasses refuse arguments of wrong types in a sentence.
+    """
+
+    def __init_subclass__(cls) -> None:
+        checked_calls(cls)
 
     def __init__(self, transport: HttpTransport) -> None:
         self._transport = transport

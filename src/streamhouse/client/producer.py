@@ -29,7 +29,7 @@ import pyarrow as pa
 from streamhouse.client._application_client import ApplicationClient
 from streamhouse.client._storage_client import StorageClient
 from streamhouse.client.values._python_rows import rows_as_arrow, rows_as_tried
-from streamhouse.client.values.arguments import choice, names
+from streamhouse.client.values.arguments import checked_calls, choice, names
 from streamhouse.client.values.forms import (
     Arrow,
     PythonRows,
@@ -132,6 +132,7 @@ def _joined_future(parts: Sequence[Future[Ranges]]) -> Future[Ranges]:
     return joined
 
 
+@checked_calls
 class Producer:
     """Writes in the background: each row is stored once, in the order of the calls in its bucket.
 

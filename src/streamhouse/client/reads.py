@@ -13,6 +13,8 @@ import pyarrow as pa
 from streamhouse.client._json_rows import JsonRows
 from streamhouse.client.http._transport import HttpTransport
 from streamhouse.client.positions._reached_offsets import ReachedOffsets
+from streamhouse.client.values._python_rows import keys_as_arrow
+from streamhouse.client.values.arguments import names
 from streamhouse.client.writing._request_batches import bounded_batches, plain
 from streamhouse.core.errors import (
     CorruptDataError,
@@ -314,11 +316,11 @@ def _check_key(table: TableInfo, key: Mapping[str, Any]) -> None:
         raise UnsupportedError(
             f"table '{table.path}' has no primary key: cannot look up rows in it"
         )
-    names = table.descriptor.primary_key
-    if key.keys() != set(names):
+    key_columns = table.descriptor.primary_key
+    if key.keys() != set(key_columns):
         raise SchemaMismatchError(
-            f"table '{table.path}': lookup_one takes the key columns ({', '.join(names)}), not"
-            f" ({', '.join(key)})"
+            f"table '{table.path}': lookup_one takes the key columns ({', '.join(key_columns)}),"
+            f" not ({', '.join(key)})"
         )
 
 
@@ -327,10 +329,9 @@ def _key_of(table: TableInfo, key: Mapping[str, Any]) -> pa.RecordBatch:
     schema = table.schema.select(table.descriptor.primary_key, table=name).to_arrow()
     try:
         return pa.RecordBatch.from_pylist([dict(key)], schema=schema)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise SchemaMismatchError(
-            f"table '{name}': the key {key} does not fit its columns: {error}"
-        ) from error
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        # Names the column and its type.
+        return keys_as_arrow(table, [key])
 
 
 def _outside_of_python(name: str, key: Mapping[str, Any]) -> UnsupportedError:
@@ -342,7 +343,9 @@ def _outside_of_python(name: str, key: Mapping[str, Any]) -> UnsupportedError:
 
 def named_columns(columns: Sequence[str] | None) -> dict[str, str]:
     """Return the query parameter with the requested columns."""
-    return {} if columns is None else {"columns": json.dumps(list(columns))}
+    if columns is None:
+        return {}
+    return {"columns": json.dumps(names(columns, argument="columns"))}
 
 
 def named_table(table_id: int | None) -> dict[str, str]:

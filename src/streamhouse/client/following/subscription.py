@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from streamhouse.client.following._source import Source
+from streamhouse.client.values.arguments import checked_calls
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.threads import NamedThread
 
@@ -34,6 +35,7 @@ _END_S_MAX: Final = 2.0
 _B = TypeVar("_B")
 
 
+@checked_calls
 class Subscription(Generic[_B]):
     """Batches of tables as they become durable: iterate, or `poll`.
 

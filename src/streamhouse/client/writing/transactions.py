@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from streamhouse.client.http._transport import HttpTransport
 from streamhouse.client.values._python_rows import rows_as_arrow
+from streamhouse.client.values.arguments import checked_calls, choice, names
 from streamhouse.client.values.forms import (
     Arrow,
     PythonRows,
@@ -66,6 +67,7 @@ class StagedRejects(NamedTuple):
     broken: Mapping[str, int] = MappingProxyType({})
 
 
+@checked_calls
 class Transaction:
     """A transaction of one table; from `begin_transaction`, or elsewhere from `open_transaction`.
 
@@ -199,7 +201,11 @@ class Transaction:
                 " earlier table of this name: take them as client.positions() returns them, as in"
                 " {bucket: at.high_watermark for bucket, at in client.positions(path).items()}"
             )
-        return ReadPosition(offsets=offsets, table_id=table_id, isolation=Isolation(isolation))
+        return ReadPosition(
+            offsets=offsets,
+            table_id=table_id,
+            isolation=Isolation(choice(isolation, Isolation, argument="isolation")),
+        )
 
     def abort(self) -> TransactionStatus:
         """Drop the staged rows; return the status, which is not `aborted` after a commit."""
@@ -271,4 +277,5 @@ class Transaction:
 
 
 def _part_names(parts: Sequence[str]) -> list[str]:
-    return [part for joined in parts for part in joined.split(_SEPARATOR) if part]
+    part_names = names(parts, argument="parts")
+    return [part for joined in part_names for part in joined.split(_SEPARATOR) if part]

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from streamhouse.client.http._transport import HttpTransport
 from streamhouse.client.values._python_rows import rows_as_arrow
+from streamhouse.client.values.arguments import checked_calls
 from streamhouse.client.values.forms import PythonRows
 from streamhouse.client.writing._request_batches import (
     REQUEST_BYTES_TARGET,
@@ -71,6 +72,7 @@ Ranges = dict[int, tuple[int, int]]
 """Bucket -> (start offset, end offset)."""
 
 
+@checked_calls
 class AppendWriter:
     """Numbers the batches of a writer: the service stores each number once.
 

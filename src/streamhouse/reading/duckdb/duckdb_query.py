@@ -24,6 +24,7 @@ from streamhouse.core.errors import (
     StreamhouseError,
     UnavailableError,
 )
+from streamhouse.core.model.values.zone import parse_zone
 from streamhouse.core.threads import Pool
 from streamhouse.reading.duckdb._queried_tables import Counted, TableDataset, counted
 from streamhouse.reading.duckdb._query_database import (
@@ -50,6 +51,12 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 _OF_TABLES: Final = ("table", "columns", "where")
+_CATALOGS_OF_DUCKDB: Final = ("information_schema", "pg_catalog")
+_OWN_TABLES: Final = (
+    "{} tells of DuckDB's own tables; client.list_tables() and client.describe_table() tell of the"
+    " service's"
+)
+_HOUR_US: Final = 3_600_000_000
 _NO_SELECT: Final = "Only SELECT statements"
 """How DuckDB begins to say that a statement is none."""
 
@@ -69,8 +76,8 @@ def query_tables(
     for key in options:
         if key.lower() in _OF_TABLES:
             raise InvalidRequestError(f"query: option '{key}' is said by the statement; remove it")
-    query_options = call_options(options)
-    zone = read_options({"table": "db.t", **query_options}, use=BATCH).time_zone
+    query_options = call_options(options, call="query")
+    zone = _zone(read_options({"table": "db.t", **query_options}, use=BATCH).time_zone)
     with (
         tempfile.TemporaryDirectory(prefix="streamhouse-query-") as folder,
         query_database(memory_limit) as database,
@@ -163,7 +170,8 @@ class _Query:
             try:
                 return PinnedTable.of(self.client, read_options(table_options, use=BATCH))
             except (InvalidNameError, NotFoundError) as error:
-                # DuckDB has tables of its own, as in information_schema.
+                if (name[0] or "").lower() in _CATALOGS_OF_DUCKDB:
+                    raise _refused(_OWN_TABLES.format(f"{name[0]}.{name[1]}")) from None
                 return error
 
         tables: dict[NameOfTable, PinnedTable] = {}
@@ -240,6 +248,21 @@ class _Query:
         self.connection.execute(f"CREATE OR REPLACE {kind} {database}.{table} AS {rows}")
 
 
+def _zone(text: str) -> str:
+    """Return DuckDB's name of a zone of Spark."""
+    zone = parse_zone(text, name="option 'timeZone'")
+    if zone.fixed_us is None or zone.is_utc:
+        return zone.id
+    hours, rest = divmod(zone.fixed_us, _HOUR_US)
+    if rest or not -12 <= hours <= 14:
+        raise InvalidRequestError(
+            f"query: option 'timeZone' = '{text}' is no zone of DuckDB: write a region like"
+            " 'Europe/Berlin', or whole hours like '+01:00'"
+        )
+    # The sign of these names is that of POSIX.
+    return f"Etc/GMT{-hours:+d}"
+
+
 def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
     """Return the result of `call` for each item; the calls run in parallel."""
     threads = Pool("streamhouse-open", min(len(items), _THREADS_MAX) or 1)
@@ -274,10 +297,7 @@ def _parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Any:
         message = tree["error_message"]
         raise _refused("one SELECT is expected" if message.startswith(_NO_SELECT) else message)
     if any(_is_show(statement) for statement in tree["statements"]):
-        raise _refused(
-            "SHOW tells of DuckDB's own tables; client.list_tables() and client.describe_table()"
-            " tell of the service's"
-        )
+        raise _refused(_OWN_TABLES.format("SHOW"))
     if len(tree["statements"]) != 1:
         raise _refused(f"one SELECT is expected, not {len(tree['statements'])} statements")
     return tree

@@ -31,6 +31,7 @@ from streamhouse.core.model.values.units import (
     parse_bytes,
     parse_whole_number,
 )
+from streamhouse.core.model.values.zone import parse_zone
 from streamhouse.reading.options._change_options import ChangeOptions, change_options, time_bounds
 from streamhouse.reading.options.connection import (
     ConnectionOptions,
@@ -59,6 +60,14 @@ STREAM: Final = "stream read"
 WRITE: Final = "write"
 _READS: Final = (BATCH, STREAM)
 _OF_CONNECTION: Final = ("table", "path", "paths", "endpoint", "token", "tls.ca")
+_ARGUMENTS: Final = {
+    "read": ("columns", "where"),
+    "scan": ("columns", "where", "limit"),
+    "count": ("where",),
+    "query": ("args", "memory_limit"),
+}
+"""Call of the Python client -> its arguments beside the options."""
+
 TRANSACTION_TIMEOUT: Final = "6h"
 ALL_USES: Final = (BATCH, STREAM, WRITE)
 
@@ -369,6 +378,8 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
     if zone == session_zone.partition("|")[0]:
         # The driver has asked Java about it.
         zone = session_zone
+    elif "timezone" in by_key:
+        parse_zone(zone, name="option 'timeZone'")
     parse_time = functools.partial(parse_timestamp_us, zone=zone)
     parse_start = functools.partial(parse_starting_offsets, zone=zone)
     starting = _value(by_key, "startingOffsets", parse_start)
@@ -493,15 +504,30 @@ def as_options(options: Mapping[str, Any]) -> dict[str, str]:
     return {key: _as_text(key, value) for key, value in options.items()}
 
 
-def call_options(options: Mapping[str, Any]) -> dict[str, str]:
+def call_options(options: Mapping[str, Any], *, call: str) -> dict[str, str]:
     """Do the work of `as_options` for a client's call, which has a service and a table already.
 
-    Raises `InvalidRequestError` for an option that names another service or table.
+    Raises `InvalidRequestError` for an option that names another service or table, and
+    `UnknownOptionError` with the call's arguments for one that does not exist.
     """
+    options_of_calls = [
+        option.key
+        for option in OPTIONS
+        if BATCH in option.uses and option.key not in (*_OF_CONNECTION, "columns", "where")
+    ]
+    known = [*_ARGUMENTS[call], *options_of_calls]
     for key in options:
         if key.lower() in _OF_CONNECTION:
             raise InvalidRequestError(
                 f"'{key}' is no option of a read: the client and the path say it; remove it"
+            )
+        if key.lower() not in _BY_KEY and not key.lower().startswith(PROPERTY_PREFIXES):
+            others = [
+                f"client.{name}" for name, arguments in _ARGUMENTS.items() if key in arguments
+            ]
+            hint = f"; {' and '.join(others)} has it" if others else suggestion(key, known)
+            raise UnknownOptionError(
+                f"{call} has no argument '{key}'{hint} (known: {', '.join(known)})"
             )
     return as_options(options)
 
@@ -510,7 +536,8 @@ def _as_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, Mapping):
-        return str(value)
+        # An option without a value is refused as an empty one.
+        return "" if value is None else str(value)
     json_value, table_id = _json_value(name, value), table_of_offsets(value.values(), what=name)
     return json.dumps(
         json_value if table_id is None else {"table_id": table_id, "offsets": json_value}

@@ -34,7 +34,6 @@ def test_properties_may_be_numbers_and_booleans() -> None:
         (arguments.seconds, "30", "x is a number of seconds above 0, not '30'"),
         (arguments.seconds, 0, "not 0"),
         (arguments.property_texts, {"a": None}, "x: 'a' is None, which is no text"),
-        (arguments.sql_condition, [("a", "=", 1)], "not [('a', '=', 1)]"),
         (arguments.property_texts, "a", "property -> value"),
     ],
 )

@@ -17,6 +17,7 @@ from streamhouse.reading.options.options import (
     OPTIONS,
     STREAM,
     WRITE,
+    ZONE_MARK,
     Option,
     applicable,
     as_options,
@@ -190,10 +191,18 @@ def test_a_time_without_a_zone_is_in_the_session_s_or_in_the_option_s() -> None:
     assert (in_session or 0) - (named.as_of_timestamp_us or 0) == 4 * 3600 * 1_000_000
 
 
-def test_a_zone_that_is_not_known_is_refused_where_a_time_needs_it() -> None:
+def test_a_zone_that_is_not_known_is_refused_also_where_no_time_needs_it() -> None:
     lost = TABLE | {"timeZone": "Europe/Nowhere"}
 
-    assert read_options(lost | {"asOfTimestamp": "2026-07-01T12:00Z"}, use=BATCH)
+    for times in ({}, {"asOfTimestamp": "2026-07-01T12:00"}):
+        with pytest.raises(InvalidRequestError, match="'timeZone' = 'Europe/Nowhere' is not a"):
+            read_options(lost | times, use=BATCH)
+
+
+def test_a_zone_of_the_session_is_looked_up_where_a_time_needs_it() -> None:
+    lost = TABLE | {ZONE_MARK: "Europe/Nowhere"}
+
+    assert read_options(lost, use=BATCH)
     with pytest.raises(InvalidRequestError, match="'Europe/Nowhere' is not a time zone"):
         read_options(lost | {"asOfTimestamp": "2026-07-01T12:00"}, use=BATCH)
 

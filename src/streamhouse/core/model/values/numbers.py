@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["whole_number"]
 
 
-def whole_number(value: Any, *, least: int) -> int | None:
+def whole_number(value: Any, *, least: int | None = None) -> int | None:
     """Return a whole number from `least` on, of Python or numpy; None for any other value.
 
     `True` and `1.0` are not whole numbers here.
@@ -19,4 +19,4 @@ def whole_number(value: Any, *, least: int) -> int | None:
         number = operator.index(value)
     except TypeError:
         return None
-    return number if number >= least else None
+    return number if least is None or number >= least else None
