@@ -6,6 +6,7 @@ The calls are found, not listed: a new call is tested, too.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typing import Any, Final
 import pytest
 
 from streamhouse import AppendWriter, AsyncStreamhouseClient, Producer, StreamhouseClient
+from streamhouse.client import StorageClient
 from streamhouse.core.errors import InvalidRequestError, StreamhouseError, UnknownOptionError
 from tests.support.service_process import ServiceProcess
 
@@ -265,3 +267,46 @@ def test_a_query_takes_the_zones_of_a_read(client: StreamhouseClient, zone: str)
 def test_a_query_does_not_show_the_tables_of_duckdb(client: StreamhouseClient, name: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"client.list_tables\(\)"):
         client.query(f"SELECT * FROM {name}")
+
+
+NOW_S: Final = 1_795_000_000
+
+
+@pytest.mark.parametrize("mistake", [1, NOW_S, NOW_S * 1_000, NOW_S * 10**9, -1])
+def test_a_time_in_another_unit_than_microseconds_is_refused(
+    client: StreamhouseClient, mistake: int
+) -> None:
+    with pytest.raises(InvalidRequestError, match="is no time in microseconds since 1970"):
+        client.offsets_for_timestamp(TABLE, mistake)
+
+
+@pytest.mark.parametrize("mistake", [1, NOW_S, NOW_S * 1_000, NOW_S * 10**9])
+def test_the_service_refuses_the_unit_too(client: StreamhouseClient, mistake: int) -> None:
+    transport = StorageClient.of(client).transport
+
+    with pytest.raises(InvalidRequestError, match=r"parameter timestamp_us = .* multiply seconds"):
+        transport.request_json(
+            "GET", f"/v1/tables/{TABLE}/offsets", query={"timestamp_us": str(mistake)}
+        )
+
+
+def test_a_time_may_be_a_datetime_with_a_zone(client: StreamhouseClient) -> None:
+    early = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+
+    assert client.offsets_for_timestamp(TABLE, early) == client.offsets_for_timestamp(TABLE, 0)
+    with client.subscribe(TABLE, start=early) as subscription:
+        assert subscription.tables == (TABLE,)
+    with pytest.raises(InvalidRequestError, match="has no time zone"):
+        client.offsets_for_timestamp(TABLE, early.replace(tzinfo=None))
+
+
+def test_a_read_as_of_a_time_to_come_is_refused(client: StreamhouseClient) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    tomorrow = now + datetime.timedelta(days=1)
+
+    with pytest.raises(InvalidRequestError, match="has not come"):
+        client.read(TABLE, asOfTimestamp=tomorrow)
+    with pytest.raises(InvalidRequestError, match="has not come"):
+        client.query(f"SELECT * FROM {TABLE}", asOfTimestamp=tomorrow)
+    # The service's clock may be ahead of this one.
+    assert client.read(TABLE, asOfTimestamp=now + datetime.timedelta(minutes=1)).num_rows

@@ -112,13 +112,13 @@ def _transacted(client: StorageClient, path: str, ends: Mapping[int, int]) -> No
 
 
 def _since(client: StorageClient, path: str) -> Callable[[], Any]:
-    offsets = client.offsets_for_timestamp(path, 1)
+    offsets = client.offsets_for_timestamp(path, 0)
     return lambda: next(client.subscribe(path, start=offsets))
 
 
 def _of_table(client: StorageClient, path: str) -> Callable[[], Any]:
     table_id = client.describe_table(path).table_id
-    return lambda: client.offsets_for_timestamp(path, 1, table_id=table_id)
+    return lambda: client.offsets_for_timestamp(path, 0, table_id=table_id)
 
 
 def _as_json(client: StorageClient, path: str) -> Callable[[], Any]:

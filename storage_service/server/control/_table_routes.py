@@ -19,6 +19,7 @@ from streamhouse.core.model.table import (
 )
 from streamhouse.core.model.table_state import BucketSizes, TableSizes
 from streamhouse.core.model.values.column_clauses import refused_clause
+from streamhouse.core.model.values.positions import moment_us
 from streamhouse.core.rows.companion import is_rejecting
 from streamhouse.storage_service.directory.table_registry import with_properties
 from streamhouse.storage_service.engine.added_checks import AddedChecks
@@ -200,7 +201,9 @@ def time_routes(routes: ControlRoutes, service: Service) -> None:
         ] = "refuse",
         table_id: TableId = None,
     ) -> dict[str, Any]:
-        time_us = integer("timestamp_us", timestamp_us, least=0)
+        time_us = moment_us(
+            integer("timestamp_us", timestamp_us, least=0), name="parameter timestamp_us"
+        )
         if lost not in ("refuse", "skip"):
             raise InvalidRequestError(f"parameter lost = '{lost[:40]}' is not one of refuse, skip")
         table = service.readable(path)

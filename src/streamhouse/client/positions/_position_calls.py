@@ -6,6 +6,7 @@ Returned offsets carry their table's id.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +20,7 @@ from streamhouse.core.model.offsets import (
 )
 from streamhouse.core.model.table import TablePath
 from streamhouse.core.model.table_state import TableState
+from streamhouse.core.model.values.positions import moment_us
 
 __all__ = ["PositionCalls"]
 
@@ -59,18 +61,19 @@ class PositionCalls(CachedTables):
     def offsets_for_timestamp(
         self,
         path: str,
-        timestamp_us: int,
+        timestamp_us: int | datetime,
         *,
         start: Mapping[int, int] | None = None,
         skip_lost: bool = False,
         table_id: int | None = None,
     ) -> dict[int, int]:
-        """Return per bucket the first offset written at or after `timestamp_us`.
+        """Return per bucket the first offset written at or after a time.
 
         Rows removed from the log count while the lake has these rows. The offset of a bucket
         without any is the high watermark.
 
         Args:
+            timestamp_us: microseconds since 1970, or a datetime with a zone; 0 is before all rows.
             start: only the buckets here, and only rows from the offset on.
             skip_lost: where rows of the time may be in neither log nor lake, return the first
                 existing offset.
@@ -79,7 +82,7 @@ class PositionCalls(CachedTables):
         Raises:
             OffsetOutOfRangeError: rows of the time may be missing, and `skip_lost` is not set.
         """
-        query = {"timestamp_us": str(timestamp_us)}
+        query = {"timestamp_us": str(moment_us(timestamp_us, name="timestamp_us"))}
         if start is not None:
             query["start"] = offsets_to_text(start)
             argument = "offsets_for_timestamp: start"

@@ -146,6 +146,7 @@ _TYPES: Final[Mapping[str, tuple[_Test, str]]] = {
     "Sequence[Mapping[str, Any]]": (_is_list_of_mappings, "a list of dicts"),
     "Mapping": (lambda value: isinstance(value, Mapping), "a dict"),
     "Mapping[int, int]": (_is_offsets, "bucket -> offset, as {0: 12}"),
+    "datetime": (_is_a("datetime"), "a datetime"),
     "AppendWriter": (_is_a("AppendWriter"), "an AppendWriter"),
     "ApplicationClient": (_is_a("ApplicationClient"), "a StreamhouseClient"),
     "Column": (_is_a("Column"), "a Spark column"),

@@ -8,9 +8,11 @@ asks the service only to turn a time into offsets, and about unregistered commit
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Final
 
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import InvalidRequestError, SnapshotNotFoundError
@@ -30,6 +32,9 @@ from streamhouse.reading.scan.scan import ScanColumn
 
 __all__ = ["choose_layout", "plan_batch_read"]
 
+_CLOCKS_APART_US: Final = 300_000_000
+"""The service's clock, which rows have their times from, may be ahead by five minutes."""
+
 
 def plan_batch_read(
     client: StorageClient,
@@ -44,7 +49,7 @@ def plan_batch_read(
     form, rows = batch_request(state.table, options, output)
     has_changelog = state.table.is_primary_key_table
     if not (name.part and has_changelog):
-        _refuse_time_before_table(state, options)
+        _check_as_of(state, options)
     if form is RowForm.ROWS:
         state = choose_layout(client, state, rows, options)
     if options.as_of_snapshot is None and form is RowForm.ROWS and has_changelog:
@@ -82,20 +87,30 @@ def plan_batch_read(
     return cut.plan(rows, options)
 
 
-def _refuse_time_before_table(state: TableState, options: ReadOptions) -> None:
-    """Raise if the read is as of a time before the creation of the table."""
+def _check_as_of(state: TableState, options: ReadOptions) -> None:
+    """Raise if the read is as of a time before the table's creation, or of a time to come.
+
+    Rows of a time to come are not written yet: the same read would return other rows later.
+    """
     as_of_us, table = options.as_of_timestamp_us, state.table
-    # Milliseconds may name the time of the first row. An adopted table has rows from before.
-    if as_of_us is None or table.adopted_from or as_of_us >= table.created_at_us // 1_000 * 1_000:
+    if as_of_us is None:
         return
-    times = [
-        datetime.fromtimestamp(us / 1_000_000, UTC).isoformat()
-        for us in (as_of_us, table.created_at_us)
-    ]
-    raise InvalidRequestError(
-        f"option 'asOfTimestamp': there was no table '{table.path}' at {times[0]}; it was created"
-        f" at {times[1]}"
-    )
+    now_us = time.time_ns() // 1_000
+    if as_of_us > now_us + _CLOCKS_APART_US:
+        raise InvalidRequestError(
+            f"option 'asOfTimestamp': the time {_iso(as_of_us)} has not come, it is"
+            f" {_iso(now_us)} now; leave the option out for the newest rows"
+        )
+    # Milliseconds may name the time of the first row. An adopted table has rows from before.
+    if not table.adopted_from and as_of_us < table.created_at_us // 1_000 * 1_000:
+        raise InvalidRequestError(
+            f"option 'asOfTimestamp': there was no table '{table.path}' at {_iso(as_of_us)}; it was"
+            f" created at {_iso(table.created_at_us)}"
+        )
+
+
+def _iso(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1_000_000, UTC).isoformat()
 
 
 def choose_layout(

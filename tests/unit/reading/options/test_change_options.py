@@ -17,8 +17,8 @@ def test_bounds_are_inclusive_unless_told_otherwise() -> None:
     assert _times(startingversion="5", endingversion="9") == (5, 10)
     exclusive = {"startingboundinclusive": "false", "endingboundinclusive": "false"}
     assert _times(startingversion="5", endingversion="9", **exclusive) == (6, 9)
-    times = {"startingtimestamp": "1970-01-01 00:00:01", "endingtimestamp": "1970-01-01 00:00:02"}
-    assert _times(**times) == (1_000_000, 2_000_001)
+    times = {"startingtimestamp": "2001-09-09 01:46:41", "endingtimestamp": "2001-09-09 01:46:42"}
+    assert _times(**times) == (1_000_000_001_000_000, 1_000_000_002_000_001)
     assert _times(startingversion="0") == (0, None)
 
 

@@ -130,11 +130,11 @@ def test_options_that_choose_rows_mean_nothing_to_metadata(key: str) -> None:
 def test_times_become_microseconds_and_as_of_includes_its_instant() -> None:
     options = read_options(
         TABLE
-        | {"startingTimestamp": "1970-01-01T01:00:01+01:00", "asOfTimestamp": "1700000000123"},
+        | {"startingTimestamp": "2001-09-09T02:46:41+01:00", "asOfTimestamp": "1700000000123"},
         use=BATCH,
     )
 
-    assert options.from_timestamp_us == 1_000_000
+    assert options.from_timestamp_us == 1_000_000_001_000_000
     assert options.to_timestamp_us == 1_700_000_000_123_001
 
 
@@ -167,10 +167,11 @@ def test_a_time_is_milliseconds_or_microseconds_by_its_size(text: str, microseco
         ("1", "has 1 digits, .* nor microseconds"),
         ("1700000000123456789", "has 19 digits, .* divide nanoseconds by 1000"),
         ("17000000001234567", "has 17 digits"),
-        ("-1700000000123", "before 1970 or after 2262"),
-        ("1969-12-31T23:59:59Z", "before 1970 or after 2262"),
-        ("2263-01-01T00:00:00Z", "before 1970 or after 2262"),
-        ("9999999999999", "before 1970 or after 2262"),
+        ("-1700000000123", "before May 1970 or after 2262"),
+        ("1970-01-20T16:00:00Z", "before May 1970 or after 2262"),
+        ("1969-12-31T23:59:59Z", "before May 1970 or after 2262"),
+        ("2263-01-01T00:00:00Z", "before May 1970 or after 2262"),
+        ("9999999999999", "before May 1970 or after 2262"),
         ("2026-13-01", "is not a time: write ISO-8601"),
     ],
 )
@@ -189,6 +190,12 @@ def test_a_time_without_a_zone_is_in_the_session_s_or_in_the_option_s() -> None:
 
     assert (in_session or 0) - (in_option or 0) == 6 * 3600 * 1_000_000
     assert (in_session or 0) - (named.as_of_timestamp_us or 0) == 4 * 3600 * 1_000_000
+
+
+@pytest.mark.parametrize(("number", "word"), [("-1", "latest"), ("-2", "earliest")])
+def test_a_number_of_kafka_is_answered_with_its_word(number: str, word: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"'{number}' is Kafka's number: write '{word}'"):
+        read_options(TABLE | {"startingOffsets": number}, use=STREAM)
 
 
 def test_a_zone_that_is_not_known_is_refused_also_where_no_time_needs_it() -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "LATEST",
     "StartingPosition",
     "from_json_text",
+    "moment_us",
     "parse_ending_offsets",
     "parse_starting_offsets",
     "parse_timestamp_us",
@@ -40,9 +41,12 @@ LATEST: Final = -1
 _TABLE_ID: Final = "table_id"
 _OFFSETS: Final = "offsets"
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
+_WORDS_OF_KAFKA: Final = {str(number): word for word, number in _NAMED.items()}
 _BUCKET: Final = re.compile(r"[0-9]{1,10}")
 _MICROSECOND: Final = timedelta(microseconds=1)
 _YEAR_LAST: Final = 2262
+# Numbers below it are seconds or milliseconds: no row was written in the first weeks of 1970.
+_MICROSECONDS_MIN: Final = 10**13
 _END_US: Final = days_of(_YEAR_LAST + 1, 1, 1) * DAY_US
 
 Kind = Literal["full", "earliest", "latest", "timestamp", "offsets"]
@@ -67,8 +71,12 @@ def parse_starting_offsets(
     value = from_json_text(value, name=name)
     if isinstance(value, Mapping):
         return StartingPosition(kind="offsets", offsets=_offsets(value, name=name))
+    if isinstance(value, datetime):
+        return StartingPosition(kind="timestamp", timestamp_us=moment_us(value, name=name))
     text = value.strip() if isinstance(value, str) else ""
     lowered = text.lower()
+    if (word := _WORDS_OF_KAFKA.get(str(value).strip())) is not None:
+        raise InvalidRequestError(f"{name} = {value!r} is Kafka's number: write '{word}'")
     if lowered == "full":
         return StartingPosition(kind="full")
     if lowered == "earliest":
@@ -127,7 +135,8 @@ def parse_timestamp_us(text: str, *, name: str, zone: str = "UTC") -> int:
     """Read ISO-8601, in `zone` without a zone in the text, or a number, as microseconds since 1970.
 
     A number of 11 to 13 digits is milliseconds, of 14 to 16 digits microseconds: both cover the
-    years 1970 to 2286. Fewer digits (seconds) and more digits (nanoseconds) are refused.
+    years 1970 to 2286. Fewer digits (seconds) and more digits (nanoseconds) are refused, but 0 is
+    before all rows.
     """
     text = text.strip()
     if re.fullmatch(r"[+-]?[0-9]+", text):
@@ -145,12 +154,34 @@ def parse_timestamp_us(text: str, *, name: str, zone: str = "UTC") -> int:
             timestamp_us = wall - offset // _MICROSECOND
         else:
             timestamp_us = parse_zone(zone, name="the time zone").moment_of(wall)
-    if not 0 <= timestamp_us < _END_US:
+    if timestamp_us != 0 and not _MICROSECONDS_MIN <= timestamp_us < _END_US:
         raise InvalidRequestError(
-            f"{name} = '{text[:200]}' is a time before 1970 or after {_YEAR_LAST}, when no row was"
-            " written: check the unit and the sign"
+            f"{name} = '{text[:200]}' is a time before May 1970 or after {_YEAR_LAST}, when no row"
+            " was written: check the unit and the sign"
         )
     return timestamp_us
+
+
+def moment_us(value: int | datetime, *, name: str) -> int:
+    """Return a time in microseconds since 1970; 0 is before all rows.
+
+    Raises `InvalidRequestError` for seconds, milliseconds and nanoseconds, and for a time without a
+    zone.
+    """
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidRequestError(
+                f"{name} = {value!r} has no time zone: add one, as in tzinfo=datetime.UTC"
+            )
+        return parse_timestamp_us(value.isoformat(), name=name)
+    number = whole_number(value)
+    if number is None or (number != 0 and not _MICROSECONDS_MIN <= number < _END_US):
+        raise InvalidRequestError(
+            f"{name} = {value!r:.80} is no time in microseconds since 1970, which has 14 to 16"
+            " digits: multiply seconds by 1,000,000 and milliseconds by 1,000, and divide"
+            " nanoseconds by 1,000"
+        )
+    return number
 
 
 def _of_number(text: str, *, name: str) -> int:
