@@ -87,7 +87,7 @@ def check_prefix(prefix: pa.RecordBatch, rules: TableRules) -> bytes:
             f" {prefix.num_rows} rows of {len(leading)} columns"
         )
     part = rules.schema.select(leading, table=rules.table)
-    conformed = conform(prefix, part, table=rules.table)
+    conformed = conform(prefix, part, table=rules.table, key=part.names)
     encoded: bytes = encode_key(conformed.columns)[0].as_py()
     return encoded
 

@@ -123,7 +123,9 @@ class KeyLookup:
     def keys(self, rows: pa.RecordBatch) -> Keys:
         """Return the keys of rows with exactly the key columns; raises for invalid keys."""
         check_key_names(rows.schema.names, self._rules)
-        conformed = conform(rows, self._key_schema, table=self._rules.table)
+        conformed = conform(
+            rows, self._key_schema, table=self._rules.table, key=self._key_schema.names
+        )
         numbers = buckets_for_rows(conformed, self._bucket_key, self.info.bucket_count)
         if rows.num_rows > min(_FEW * self.info.bucket_count, _FEW_KEYS_MAX):
             return Keys(check_keys(conformed, self._rules), numbers)
@@ -303,7 +305,7 @@ class KeyLookup:
         if not set(self._bucket_key) <= set(prefix.schema.names):
             return range(self.info.bucket_count)
         part = self.info.schema.select(prefix.schema.names, table=self._rules.table)
-        conformed = conform(prefix, part, table=self._rules.table)
+        conformed = conform(prefix, part, table=self._rules.table, key=part.names)
         return [int(buckets_for_rows(conformed, self._bucket_key, self.info.bucket_count)[0])]
 
     def _merged(self, found: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

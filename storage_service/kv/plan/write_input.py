@@ -101,7 +101,7 @@ def check_rows(
     # Making a schema takes as long as checking a thousand rows.
     part = rules.schema if columns is None else rules.schema.select(names, table=rules.table)
     if len(checked_rows) == len(rows) and not deletes.any() and not is_renumbered:
-        conformed = conform(checked_rows, part, table=rules.table)
+        conformed = conform(checked_rows, part, table=rules.table, key=rules.primary_key)
     else:
         conformed = conform(checked_rows, _nullable(part), table=rules.table)
         _check_nulls(conformed, part, rules, deletes=deletes, row_numbers=row_numbers)

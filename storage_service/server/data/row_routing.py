@@ -385,10 +385,10 @@ def _bucket_numbers(
     ]
     key = table.schema.select(names, table=str(table.path))
     if is_each_numbered:
-        conformed = [conform(rows, key, table=str(table.path)) for rows in keys]
+        conformed = [conform(rows, key, table=str(table.path), key=key.names) for rows in keys]
         whole = pa.concat_batches(conformed)
     else:
-        whole = conform(pa.concat_batches(keys), key, table=str(table.path))
+        whole = conform(pa.concat_batches(keys), key, table=str(table.path), key=key.names)
     return buckets_for_rows(whole, table.descriptor.effective_bucket_key, table.bucket_count)
 
 

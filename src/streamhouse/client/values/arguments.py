@@ -150,7 +150,7 @@ _TYPES: Final[Mapping[str, tuple[_Test, str]]] = {
     "AppendWriter": (_is_a("AppendWriter"), "an AppendWriter"),
     "ApplicationClient": (_is_a("ApplicationClient"), "a StreamhouseClient"),
     "Column": (_is_a("Column"), "a Spark column"),
-    "DataFrame": (_is_a("DataFrame"), "a DataFrame of Spark"),
+    "DataFrame": (_is_a("DataFrame"), "a frame of Spark"),
     "StagedRejects": (_is_a("StagedRejects"), "a StagedRejects"),
     "SparkSession": (_is_a("SparkSession"), "a SparkSession"),
 }

@@ -202,7 +202,9 @@ def rows_by_bucket(table: TableInfo, rows: pa.RecordBatch) -> dict[int, pa.Recor
         return {0: rows} if table.bucket_count == 1 else {}
     names = rows.schema.names
     present = [i for i, name in enumerate(names) if name in table.descriptor.primary_key]
-    keys = conform(rows.select(present), _key_schema(Same(table)), table=str(table.path))
+    key = table.descriptor.primary_key
+    key_schema = _key_schema(Same(table))
+    keys = conform(rows.select(present), key_schema, table=str(table.path), key=key)
     bucket_key = table.descriptor.effective_bucket_key
     bucket_of_row = buckets_of_few([keys.column(name) for name in bucket_key], table.bucket_count)
     if bucket_of_row is not None:

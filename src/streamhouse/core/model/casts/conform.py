@@ -6,6 +6,8 @@ layout of the same type, a narrower integer, float for double, a narrower decima
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,9 +40,12 @@ def check_schema(sent: pa.Schema, schema: Schema, *, table: str) -> None:
         _check_type(sent.field(column.name).type, column, table=table)
 
 
-def conform(batch: pa.RecordBatch, schema: Schema, *, table: str) -> pa.RecordBatch:
+def conform(
+    batch: pa.RecordBatch, schema: Schema, *, table: str, key: Collection[str] = ()
+) -> pa.RecordBatch:
     """Return `batch` with exactly the columns, order and Arrow types of `schema`.
 
+    `key` has the columns of the table's primary key, which nothing frees from NOT NULL.
     Raises `SchemaMismatchError` or `UnknownColumnError` naming table, column and, for a null in a
     required column, the row.
     """
@@ -57,17 +62,19 @@ def conform(batch: pa.RecordBatch, schema: Schema, *, table: str) -> pa.RecordBa
                     f"table '{table}', column '{column.name}': {error}"
                 ) from error
         batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
-    check_nulls(batch, schema, table=table)
+    check_nulls(batch, schema, table=table, key=key)
     return batch
 
 
-def check_nulls(batch: pa.RecordBatch, schema: Schema, *, table: str) -> None:
+def check_nulls(
+    batch: pa.RecordBatch, schema: Schema, *, table: str, key: Collection[str] = ()
+) -> None:
     """Raise `SchemaMismatchError` for the first null where `schema` allows none."""
     for position, column in schema.strict_columns:
         array = batch.column(position)
         if not column.nullable and array.null_count:
             row = pc.index(array.is_null(), True).as_py()
-            raise null_refused(column.name, row, table=table)
+            raise null_refused(column.name, row, table=table, is_key=column.name in key)
         if pa.types.is_nested(column.type):
             _check_nested_nulls(array, where=column.name, table=table)
 
@@ -77,8 +84,8 @@ def null_refused(column: str, row: int, *, table: str, is_key: bool = False) -> 
     reason = (
         "it is part of the primary key"
         if is_key
-        else "it was created NOT NULL, and a primary key stays so; any other column is freed by"
-        f" `streamhouse alter {table} --drop-not-null {column}` or a write with mergeSchema"
+        else f"it was created NOT NULL; `streamhouse alter {table} --drop-not-null {column}`, or a"
+        " write of Spark with mergeSchema, lets it be null"
     )
     return SchemaMismatchError(
         f"table '{table}': column '{column}' must not be null, but row {row} is: {reason}"

@@ -215,7 +215,8 @@ def in_current_version(
         old = _with_nulls_beside((), old.select(rows.schema.names, table=table))
         new = _with_nulls_beside((), _of_ids(new, old))
         # The columns in the order of the current version.
-        return convert_rows(conform(rows, old, table=table), old, new, table=table)
+        conformed = conform(rows, old, table=table, key=info.descriptor.primary_key)
+        return convert_rows(conformed, old, new, table=table)
     if deletes is None:
         old = _with_nulls_of(old, new)
     else:
@@ -226,7 +227,8 @@ def in_current_version(
         else:
             ids = {column.id for column in key.columns}
             old, new = _with_nulls_beside(ids, old), _with_nulls_beside(ids, new)
-    return convert_rows(conform(rows, old, table=table), old, new, table=table)
+    conformed = conform(rows, old, table=table, key=info.descriptor.primary_key)
+    return convert_rows(conformed, old, new, table=table)
 
 
 def read_before_change(table: str, why: str) -> UnavailableError:
