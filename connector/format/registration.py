@@ -186,6 +186,8 @@ def _attach(spark: SparkSession, table: str, name: str | None, options: Mapping[
     warn_of_stale_reads(spark, sql_name)
     in_catalog, session = catalog_name(spark, sql_name.split(".")), _session_id(spark)
     earlier = remembered_name(spark, in_catalog)
+    if earlier is not None:
+        _check_no_twin(spark, earlier, sql_name, str(table_name))
     if earlier is not None and (earlier.session, earlier.options) == (session, all_options):
         # Spark warns of each registration after the first, and the class would be the same.
         provider_name, schema = earlier.provider, earlier.schema
@@ -204,6 +206,17 @@ def _attach(spark: SparkSession, table: str, name: str | None, options: Mapping[
     _make_room(spark, sql_name)
     run_as_spark(spark, f"CREATE TABLE {sql_name} USING {provider_name}")
     return sql_name
+
+
+def _check_no_twin(spark: SparkSession, earlier: AttachedName, sql_name: str, table: str) -> None:
+    """Raise if the name is attached to a table whose name differs from `table` in case alone."""
+    other = str(earlier.connection.name)
+    is_twin = other != table and other.lower() == table.lower()
+    if is_twin and spark.catalog.tableExists(sql_name):
+        raise InvalidNameError(
+            f"'{sql_name}' is attached to '{other}', which differs from '{table}' in case alone,"
+            f" and Spark takes both names for one: attach(spark, '{table}', 'another_name')"
+        )
 
 
 def _session_id(spark: Any) -> str:

@@ -1,4 +1,4 @@
-"""A null in a primary key is refused with the reason, not with advice that cannot work for a key."""
+"""A null in a primary key is refused with the reason, not with advice for other columns."""
 
 from __future__ import annotations
 

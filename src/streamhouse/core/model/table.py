@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -43,6 +43,8 @@ __all__ = [
     "TableInfo",
     "TablePath",
     "table_id_of",
+    "twin_refused",
+    "twins",
 ]
 
 DEFAULT_DATABASE: Final = "default"
@@ -52,6 +54,7 @@ BUCKET_COUNT_MAX: Final = 4_096
 REJECTED_SUFFIX: Final = "__rejected"
 """The suffix of the table with the rejected rows of a table: `t__rejected` for `t`."""
 _REJECTED_PART: Final = "$rejected"
+_Name = TypeVar("_Name")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
@@ -114,6 +117,19 @@ def _parsed(text: str) -> TablePath:
     if len(parts) == 2:
         return TablePath(parts[0], parts[1])
     raise InvalidNameError(f"'{text[:200]}' is not a table path: write 'database.table'")
+
+
+def twins(name: _Name, others: Iterable[_Name]) -> list[_Name]:
+    """Return the names that differ from `name` in case alone."""
+    return [other for other in others if other != name and str(other).lower() == str(name).lower()]
+
+
+def twin_refused(kind: str, name: object, twin: object) -> InvalidNameError:
+    """Return the error for a new name that differs from another in case alone."""
+    return InvalidNameError(
+        f"{kind} '{name}' would differ from {kind} '{twin}' in case alone, and Spark and DuckDB"
+        " take both for one: use that name, or another one"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

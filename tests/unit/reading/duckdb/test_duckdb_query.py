@@ -27,7 +27,11 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.extras import MissingExtraError
 from streamhouse.reading.duckdb import _query_database as query_database
-from streamhouse.reading.duckdb.duckdb_query import MEMORY_LIMIT, query_tables
+from streamhouse.reading.duckdb.duckdb_query import (
+    MEMORY_LIMIT,
+    _check_told_apart,
+    query_tables,
+)
 from tests.support.held_step import lower
 from tests.support.union_world import UnionWorld
 
@@ -357,3 +361,8 @@ def test_what_is_kept_is_bounded(world: UnionWorld, monkeypatch: pytest.MonkeyPa
 
     assert _query(world, statement).to_pylist() == [{"n": 25}]
     assert not query_database._idle[0]._tables
+
+
+def test_tables_of_earlier_builds_that_differ_in_case_alone_are_not_mixed_up() -> None:
+    with pytest.raises(InvalidRequestError, match=r"'db\.t' and 'db\.T' differ in case alone"):
+        _check_told_apart([("db", "t"), ("db", "u"), ("db", "T")])

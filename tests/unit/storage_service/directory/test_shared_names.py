@@ -12,6 +12,7 @@ from streamhouse.core.errors import (
     DatabaseExistsError,
     DatabaseNotEmptyError,
     DatabaseNotFoundError,
+    InvalidNameError,
     InvalidRequestError,
     TableDamagedError,
     TableExistsError,
@@ -200,3 +201,16 @@ def test_databases_are_those_of_all_shards(opened: Open) -> None:
     with pytest.raises(DatabaseNotFoundError):
         _create(b, "sales.orders")
     assert opened("b").databases() == ["default"]
+
+
+def test_a_name_of_another_shard_may_not_differ_in_case_alone(opened: Open) -> None:
+    a, b = opened("a"), opened("b")
+    created = _create(a, "x")
+    a.create_database("sales")
+
+    with pytest.raises(InvalidNameError, match=r"differ from table 'default.x' in case alone"):
+        _create(b, "X")
+    with pytest.raises(InvalidNameError, match="differ from database 'sales' in case alone"):
+        b.create_database("SALES")
+    a.drop_table(created.path)
+    assert _create(b, "X").path.table == "X"

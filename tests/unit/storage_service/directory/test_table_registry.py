@@ -558,3 +558,30 @@ def test_names_of_partition_fields_are_taken_for_ever(directory: DataDirectory) 
     # The identity of this very column.
     assert change(rename="town", to="place").schema.names == ["id", "at", "place"]
     assert change(add="at_hour", type="bigint").schema.names[-1] == "at_hour"
+
+
+def test_a_name_that_differs_in_case_alone_is_refused(registry: TableRegistry) -> None:
+    registry.create_database("sales")
+    _create(registry, "sales.events")
+
+    with pytest.raises(InvalidNameError, match=r"'sales.Events' would differ from table"):
+        _create(registry, "sales.Events")
+    with pytest.raises(InvalidNameError, match="'Sales' would differ from database 'sales'"):
+        registry.create_database("Sales")
+    registry.drop_table(TablePath("sales", "events"))
+    assert _create(registry, "sales.Events").path.table == "Events"
+
+
+def test_tables_of_earlier_builds_may_differ_in_case_alone(
+    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = _open(directory)
+    _create(registry, "events")
+    with monkeypatch.context() as earlier_build:
+        earlier_build.setattr(TableRegistry, "_check_no_twin", lambda *_: None)
+        _create(registry, "Events")
+
+    again = _open(directory)
+
+    assert [str(info.path) for info in again.tables()] == ["default.Events", "default.events"]
+    assert again.table(TablePath("default", "Events")).table_id == 2
