@@ -47,6 +47,7 @@ from streamhouse.core.errors import (
     InvalidRequestError,
     UnknownColumnError,
     UnsupportedError,
+    suggestion,
 )
 from streamhouse.core.model.merge_engine import DeleteBehavior, MergeEngine
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
@@ -229,13 +230,34 @@ def changed_rows(
             # A column that belongs to a DataFrame, as `frame["id"]`, is resolved only by a join.
             rows = None
     if rows is None:
-        joined = _joined(merge, target, on)
-        rows = _changed(merge, joined, target.schema, assignment, equalities)
+        try:
+            joined = _joined(merge, target, on)
+            rows = _changed(merge, joined, target.schema, assignment, equalities)
+            rows.schema  # noqa: B018 - as above
+        except AnalysisException as error:
+            _refuse_unknown_column(merge, target, str(info.path), error)
+            raise
         read = Pushed(str(info.path))
     are_new = all(_inserts_matched_key(merge, clause, equalities, key) for clause in merge.clauses)
     if not are_new:
         rows = with_existing(rows, info, connection, mark=_EXISTS)
     return ComputedRows(_checked(rows, key, str(info.path)), read, looks_up_inserts=not are_new)
+
+
+def _refuse_unknown_column(
+    merge: Merge, target: DataFrame, table: str, error: AnalysisException
+) -> None:
+    """Raise for a column that neither side has: Spark's sentence proposes our own columns."""
+    name = (error.getMessageParameters() or {}).get("objectName")
+    if name is None or not str(error.getCondition()).startswith("UNRESOLVED_COLUMN"):
+        return
+    sides = {merge.target_alias: target.columns, merge.source_alias: merge.source.columns}
+    columns = [f"{alias}.{column}" for alias, names in sides.items() for column in names]
+    written = name.replace("`", "")
+    raise UnknownColumnError(
+        f"table '{table}': the merge names column '{written}', which neither side has"
+        f"{suggestion(written, columns)} (columns: {', '.join(columns)})"
+    ) from error
 
 
 def _changed(

@@ -18,16 +18,18 @@ from typing import Any, Final
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import PySparkException
 
+from streamhouse.connector.names._table_statement import name_parts
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.reading.options.options import FORMAT
 
-__all__ = ["LAYOUT_CALLS", "advising", "check_layout", "check_mode"]
+__all__ = ["LAYOUT_CALLS", "advising", "check_layout", "check_mode", "missing_table"]
 
 _SOME_ROWS: Final = (
     "Spark lets no Python source change some of a table's rows in this way: MERGE INTO, UPDATE,"
     " DELETE FROM and TRUNCATE TABLE work as texts of their own, given to spark.sql with the"
     " attached name, and INSERT OVERWRITE replaces all rows"
 )
+_NO_TABLE: Final = "TABLE_OR_VIEW_NOT_FOUND"
 _LOST_ERROR: Final = "SqlScriptingExecutionScope.findHandler"
 _UNKNOWN_CLAUSE: Final = re.compile(
     r"at or near 'FROM'.*\bCHANGES\s+FROM\s+(VERSION|TIMESTAMP)\b", re.IGNORECASE | re.DOTALL
@@ -69,6 +71,8 @@ def advising(statement: str, *, is_about_us: Callable[[str], bool]) -> Iterator[
     try:
         yield
     except PySparkException as error:
+        if error.getCondition() == _NO_TABLE:
+            _note_attach(error)
         advice = _advice_on(error)
         if advice is None or not is_about_us(str(error)):
             raise
@@ -80,6 +84,26 @@ def advising(statement: str, *, is_about_us: Callable[[str], bool]) -> Iterator[
         raise UnsupportedError(
             f"{statement}: a statement of the script failed, and Spark lost the error. {_SOME_ROWS}"
         ) from error
+
+
+def _note_attach(error: PySparkException) -> None:
+    """Add our ways to Spark's error about a missing table: the table may be one of the service.
+
+    The service is not asked: the statement may have nothing to do with it.
+    """
+    name = missing_table(error)
+    if len(name) == 2:
+        table = ".".join(name)
+        error.add_note(
+            f"If '{table}' is a table of a Streamhouse service: streamhouse.sql(spark, ...) reads"
+            f" it by this name, and streamhouse.attach(spark, '{table}') gives it a name in Spark."
+        )
+
+
+def missing_table(error: PySparkException) -> tuple[str, ...]:
+    """Return the name in Spark's error about a missing table; empty if unknown."""
+    parameters = error.getMessageParameters() or {}
+    return name_parts(str(parameters.get("relationName", "")))
 
 
 def _advice_on(error: PySparkException) -> str | None:

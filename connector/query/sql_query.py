@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from streamhouse.connector.format.registration import register
+from streamhouse.connector.names._advice import missing_table
 from streamhouse.connector.names._answers import change_rows_of_name
 from streamhouse.connector.names._attached_names import attached_as_written
 from streamhouse.connector.names._name_loads import (
@@ -35,7 +36,12 @@ from streamhouse.connector.query._narrowing import (
     needs_by_text,
 )
 from streamhouse.connector.query._query_text import QueryText
-from streamhouse.core.errors import InvalidNameError, NotFoundError, UnsupportedError
+from streamhouse.core.errors import (
+    InvalidNameError,
+    NotFoundError,
+    TableNotFoundError,
+    UnsupportedError,
+)
 from streamhouse.reading.options.connection import CHANGES
 from streamhouse.reading.options.options import (
     BATCH,
@@ -109,6 +115,7 @@ def sql(
     except AnalysisException as error:
         if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
             _refuse_clause(spark, statement, all_options)
+            _refuse_missing(spark, missing_table(error), all_options)
         raise
     return frame
 
@@ -125,6 +132,18 @@ def _refuse_clause(spark: SparkSession, statement: str, options: Mapping[str, st
                 " asOfTimestamp='2026-11-21 10:00:00'). For every other statement or clause give"
                 f" the table a name in Spark: streamhouse.attach(spark, '{table}', 'name')"
             )
+
+
+def _refuse_missing(spark: SparkSession, name: tuple[str, ...], options: Mapping[str, str]) -> None:
+    """Raise for a table that neither Spark nor the service has, with the nearest name."""
+    if len(name) != 2:
+        return
+    try:
+        QueryTable(spark, ".".join(name), options).schema  # noqa: B018 - asking is the act
+    except TableNotFoundError as error:
+        raise TableNotFoundError(
+            f"{error.message}, and Spark has no table or view of the name"
+        ) from None
 
 
 def changes_of_use(

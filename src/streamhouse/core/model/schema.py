@@ -97,6 +97,9 @@ _NAMES_ELSEWHERE: Final = {
     **dict.fromkeys(("text", "str", "utf8", "varchar", "char", "uuid", "json"), "string"),
     **dict.fromkeys(("bytes", "bytea", "blob"), "binary"),
     **dict.fromkeys(("datetime", "timestamptz", "timestamp_ltz"), "timestamp"),
+    **dict.fromkeys(("list", "vector"), "array<T>"),
+    **dict.fromkeys(("dict", "object"), "map<K,V>"),
+    **dict.fromkeys(("row", "record", "tuple"), "struct<name: T>"),
     **dict.fromkeys(("numeric", "number", "decimal"), "decimal(10,2)"),
 }
 _SIMPLE_NAMES: Final = {arrow: name for name, arrow in _SIMPLE_TYPES.items()}
@@ -238,14 +241,19 @@ def type_from_json(value: Any, *, where: str, depth: int = 0) -> pa.DataType:
             try:
                 precision, scale = (int(part) for part in name[8:-1].split(","))
                 return canonical_type(pa.decimal128(precision, scale), where=where)
-            except (ValueError, OverflowError, pa.ArrowInvalid):
-                pass
+            except (ValueError, OverflowError, pa.ArrowInvalid, InvalidSchemaError):
+                raise InvalidSchemaError(
+                    f"column '{where}': {value[:200]} is no type: a decimal has 1 to 38 digits, of"
+                    " them 0 to all after the point, as decimal(38,2); longer numbers fit string,"
+                    " and double if they need not be exact"
+                ) from None
         refusal = refused_clause(value.upper().split()[1:], where=f"column '{where}'")
         if refusal is not None:
             raise refusal
         hint = suggestion(name, list(_SIMPLE_TYPES))
-        if name in _NAMES_ELSEWHERE:
-            hint = f"; did you mean '{_NAMES_ELSEWHERE[name]}'?"
+        # JSON has the form `list<int>` as a text.
+        if (elsewhere := name.partition("<")[0]) in _NAMES_ELSEWHERE:
+            hint = f"; did you mean '{_NAMES_ELSEWHERE[elsewhere]}'?"
         raise InvalidSchemaError(
             f"column '{where}': unknown type '{value[:200]}'{hint} (types:"
             f" {', '.join(_SIMPLE_TYPES)}, decimal(P,S), array<T>, map<K,V>, struct<name: T>)"

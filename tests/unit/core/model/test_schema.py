@@ -144,7 +144,7 @@ def test_an_empty_schema_is_refused() -> None:
         ([{"type": "int"}], "column 1 has no name"),
         ([{"name": "a"}], "column 'a' has no type"),
         ([{"name": "a", "type": "bigit"}], "did you mean 'bigint'"),
-        ([{"name": "a", "type": "decimal(50,2)"}], "unknown type"),
+        ([{"name": "a", "type": "decimal(50,2)"}], "a decimal has 1 to 38 digits"),
         ([{"name": "a", "type": {"type": "array"}}], "malformed array type"),
         ([{"name": "a", "type": 3}], "not a type: 3"),
     ],
