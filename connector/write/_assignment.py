@@ -31,6 +31,7 @@ from streamhouse.core.model.casts.nested import converted, first_bad
 from streamhouse.core.model.schema import canonical_type, type_name
 from streamhouse.core.model.values.calendar import DAY_US
 from streamhouse.core.model.values.zone import UTC, Zone
+from streamhouse.core.rows.shown_value import shown_value
 from streamhouse.core.types.registry import type_of
 
 __all__ = ["assigned", "assigned_key", "can_assign"]
@@ -98,17 +99,9 @@ def assigned(array: pa.Array, target: pa.DataType, *, column: str, zone: Zone | 
         if row is None:
             raise SchemaMismatchError(f"column '{column}': {error}") from error
         raise SchemaMismatchError(
-            f"column '{column}': row {row} has {_shown(array[row])}, which does not fit"
+            f"column '{column}': row {row} has {shown_value(array[row])}, which does not fit"
             f" {type_name(target)}; convert it with try_cast, or widen the column"
         ) from error
-
-
-def _shown(value: pa.Scalar) -> str:
-    try:
-        return str(value)[:80]
-    except OverflowError:
-        # Python has the years 1 to 9999.
-        return f"the {type_name(value.type)} {value.value}, before the year 1 or after 9999"
 
 
 def assigned_key(
@@ -134,7 +127,7 @@ def assigned_key(
     if row < 0:
         return key
     raise SchemaMismatchError(
-        f"column '{column}': row {row} has {_shown(values[row])}, which {type_name(target)}"
+        f"column '{column}': row {row} has {shown_value(values[row])}, which {type_name(target)}"
         " cannot hold without loss, and the column is of the primary key; convert it first"
     )
 

@@ -2,5 +2,5 @@
 
 `checked_rows` is the value between readers and writers. `division` divides the rows of a write,
 `row_splitter` checks a batch, `companion` defines the table of rejected rows, `_row_text` converts
-rows to JSON and back.
+rows to JSON and back, `shown_value` is a value in a message.
 """

@@ -32,6 +32,7 @@ from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.calendar import python_value
 from streamhouse.core.model.values.checks import CheckText, check_property
 from streamhouse.core.rows.checked_rows import CheckedRows, Misfit, broken_rows
+from streamhouse.core.rows.shown_value import shown_value
 from streamhouse.reading.where._evaluation import false_rows
 from streamhouse.reading.where.predicate import Predicate
 
@@ -46,7 +47,6 @@ __all__ = [
 ]
 
 _PREDICATE_SHOWN_MAX: Final = 300
-_VALUE_CHARACTERS_MAX: Final = 80
 _VALUES_SHOWN_MAX: Final = 8
 
 
@@ -139,16 +139,7 @@ NO_CHECKS: Final = Checks("", ())
 def shown_values(check: Check, rows: pa.RecordBatch, at: int) -> str:
     """Return the values of a constraint's columns in one row, for a message."""
     names = check.predicate.columns[:_VALUES_SHOWN_MAX]
-    values = ((name, python_value(rows.column(name)[at])) for name in names)
-    return ", ".join(f"{name} = {_shown(value)}" for name, value in values)
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "NULL"
-    text = repr(value) if isinstance(value, str | bytes) else str(value)
-    is_long = len(text) > _VALUE_CHARACTERS_MAX
-    return f"{text[:_VALUE_CHARACTERS_MAX]}..." if is_long else text
+    return ", ".join(f"{name} = {shown_value(rows.column(name)[at])}" for name in names)
 
 
 def judged(
