@@ -57,8 +57,7 @@ from streamhouse.core.model.table import (
     TableInfo,
     TablePath,
     check_name,
-    twin_refused,
-    twins,
+    check_no_twin,
 )
 from streamhouse.core.model.values.checks import is_check_property
 from streamhouse.reading.where.checks import Checks, check_columns_stay
@@ -82,7 +81,6 @@ from streamhouse.storage_service.directory.table_folders import (
     remove_remains,
 )
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
-from streamhouse.storage_service.ownership.shards.entries import NameState
 
 __all__ = ["TableRegistry", "with_properties"]
 
@@ -215,8 +213,7 @@ class TableRegistry:
         if name in databases and self._names is None:
             raise DatabaseExistsError(f"database '{name}' already exists")
         others = databases if self._names is None else self._names.databases()
-        for twin in twins(name, others):
-            raise twin_refused("database", name, twin)
+        check_no_twin("database", name, others)
         if len(databases) >= self._databases_max:
             raise RequestTooLargeError(
                 f"database '{name}': the service has its limit of {self._databases_max} databases"
@@ -270,18 +267,10 @@ class TableRegistry:
             raise TableExistsError(f"table '{path}' already exists, and is damaged")
         if path in self._tables:
             raise TableExistsError(f"table '{path}' already exists")
+        check_no_twin("table", path, self.paths())
         if self._names is not None:
             self._names.check_free(path)
-        self._check_no_twin(path)
         self._check_limits(descriptor)
-
-    def _check_no_twin(self, path: TablePath) -> None:
-        """Raise if another table's name differs in case alone; tables from before stay."""
-        shared = () if self._names is None else self._names.names()
-        for twin in twins(path, {*self.paths(), *shared}):
-            # A name of the shards' listing may be free.
-            if self.has(twin) or (self._names and self._names.entry(twin).state is NameState.HELD):
-                raise twin_refused("table", path, twin)
 
     def reserve_table_id(self, *, above: int = 0) -> int:
         """Return an unused id above another id, and never again."""

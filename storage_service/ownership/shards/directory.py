@@ -31,7 +31,12 @@ from streamhouse.core.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.core.model.table import DEFAULT_DATABASE, TablePath
+from streamhouse.core.model.table import (
+    DEFAULT_DATABASE,
+    TablePath,
+    check_no_twin,
+    twins,
+)
 from streamhouse.storage_service.ownership.shards.chain import (
     Chains,
     DirectoryObjects,
@@ -215,10 +220,13 @@ class ShardDirectory:
         return self._change(path, decide).shard
 
     def check_free(self, path: TablePath) -> None:
-        """Raise `TableExistsError` if another shard has a table of this name."""
+        """Raise if another shard has a table of this name, or of one that differs in case alone."""
         entry = self.entry(path)
         if entry.state is NameState.HELD and entry.shard != self.shard:
             raise _exists(path, entry)
+        same_letters = twins(path, self.names())
+        held = [twin for twin in same_letters if self.entry(twin).state is NameState.HELD]
+        check_no_twin("table", path, held)
 
     def hold(self, path: TablePath, table_id: int) -> None:
         """Hold a name for this shard's table `table_id`; the shard must have no table of this name.

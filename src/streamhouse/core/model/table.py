@@ -42,8 +42,8 @@ __all__ = [
     "TableDescriptor",
     "TableInfo",
     "TablePath",
+    "check_no_twin",
     "table_id_of",
-    "twin_refused",
     "twins",
 ]
 
@@ -124,12 +124,13 @@ def twins(name: _Name, others: Iterable[_Name]) -> list[_Name]:
     return [other for other in others if other != name and str(other).lower() == str(name).lower()]
 
 
-def twin_refused(kind: str, name: object, twin: object) -> InvalidNameError:
-    """Return the error for a new name that differs from another in case alone."""
-    return InvalidNameError(
-        f"{kind} '{name}' would differ from {kind} '{twin}' in case alone, and Spark and DuckDB"
-        " take both for one: use that name, or another one"
-    )
+def check_no_twin(kind: str, name: _Name, others: Iterable[_Name]) -> None:
+    """Raise `InvalidNameError` if a new name differs from another in case alone."""
+    for twin in twins(name, others):
+        raise InvalidNameError(
+            f"{kind} '{name}' would differ from {kind} '{twin}' in case alone, and Spark and DuckDB"
+            " take both for one: use that name, or another one"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

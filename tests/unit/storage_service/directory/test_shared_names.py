@@ -212,5 +212,5 @@ def test_a_name_of_another_shard_may_not_differ_in_case_alone(opened: Open) -> N
         _create(b, "X")
     with pytest.raises(InvalidNameError, match="differ from database 'sales' in case alone"):
         b.create_database("SALES")
-    a.drop_table(created.path)
+    a.drop_table([created.path], ())
     assert _create(b, "X").path.table == "X"

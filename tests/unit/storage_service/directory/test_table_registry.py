@@ -569,7 +569,7 @@ def test_a_name_that_differs_in_case_alone_is_refused(registry: TableRegistry) -
         _create(registry, "sales.Events")
     with pytest.raises(InvalidNameError, match="'Sales' would differ from database 'sales'"):
         registry.create_database("Sales")
-    registry.drop_table(TablePath("sales", "events"))
+    registry.drop_table([TablePath("sales", "events")], ())
     assert _create(registry, "sales.Events").path.table == "Events"
 
 
