@@ -5,6 +5,7 @@ Spark alone would change only the columns in its catalog.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,10 +24,11 @@ from streamhouse.core.errors import UnsupportedError
 
 __all__ = ["Alteration", "alteration_of", "commented"]
 
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _CAN: Final = (
-    "ADD COLUMNS (name type, column.field type), DROP COLUMN name, RENAME COLUMN old TO new,"
-    " ALTER COLUMN name[.field] TYPE type, ALTER COLUMN name COMMENT 'text', ALTER COLUMN name"
-    " DROP NOT NULL, ADD CONSTRAINT name CHECK (condition), DROP CONSTRAINT name, SET"
+    "ADD COLUMNS (name type DEFAULT value, column.field type), DROP COLUMN name, RENAME COLUMN"
+    " old TO new, ALTER COLUMN name[.field] TYPE type, ALTER COLUMN name COMMENT 'text', ALTER"
+    " COLUMN name DROP NOT NULL, ADD CONSTRAINT name CHECK (condition), DROP CONSTRAINT name, SET"
     " TBLPROPERTIES, UNSET TBLPROPERTIES"
 )
 
@@ -121,7 +123,10 @@ def _cannot(statement: TableStatement) -> UnsupportedError:
 def _added(
     spec: list[Token], statement: TableStatement, *, type_of: Callable[[str], Any]
 ) -> dict[str, Any]:
-    """Return the change for `name[.field] type [COMMENT 'text'] [FIRST | AFTER column]`."""
+    """Return the change for `name[.field] type` and what may follow, in any order.
+
+    This is `[DEFAULT literal] [COMMENT 'text'] [FIRST | AFTER column]`.
+    """
     end = len(spec)
     change: dict[str, Any] = {}
     while end > 2:
@@ -132,6 +137,9 @@ def _added(
             change["after"], end = unquoted(spec[end - 1]), end - 2
         elif words[-2] == "COMMENT":
             change["comment"], end = unquoted(spec[end - 1]), end - 2
+        elif "DEFAULT" in words[2:] and (given := _literal(spec[words.index("DEFAULT") + 1 : end])):
+            end = words.index("DEFAULT")
+            change |= {} if given[0] is None else {"default": given[0]}
         else:
             break
     words = [token.word for token in spec[:end]]
@@ -139,10 +147,30 @@ def _added(
     name: str | list[str] = list(path)
     if not path and spec:
         name, behind = unquoted(spec[0]), 1
-    refuse_clauses(spec[behind - 1 : end], where=f"ALTER TABLE {'.'.join(statement.name)}")
+    where = f"ALTER TABLE {'.'.join(statement.name)}"
+    if "DEFAULT" in words[behind + 1 :] and "GENERATED" not in words:
+        default = _text(spec[words.index("DEFAULT") : end], statement)
+        raise UnsupportedError(
+            f"{where}: {default} is no literal: a default is one value, which earlier rows get, as"
+            " DEFAULT 0 or DEFAULT 'none'"
+        )
+    refuse_clauses(spec[behind - 1 : end], where=where)
     if end <= behind or words[-2:] == ["NOT", "NULL"]:
         raise _cannot(statement)
     return {"add": name, "type": type_of(_text(spec[behind:end], statement)), **change}
+
+
+def _literal(tokens: Sequence[Token]) -> tuple[str | None] | None:
+    """Return the value of a literal as a text, or None for NULL; None for another expression."""
+    words, text = [token.word for token in tokens], "".join(token.text for token in tokens)
+    if words == ["NULL"]:
+        return (None,)
+    if len(tokens) == 1 and tokens[0].is_string:
+        return (unquoted(tokens[0]),)
+    if len(tokens) == 2 and words[0] in ("DATE", "TIMESTAMP", "X") and tokens[1].is_string:
+        return (unquoted(tokens[1]),)
+    is_plain = words in (["TRUE"], ["FALSE"]) or _NUMBER.fullmatch(text)
+    return (text,) if is_plain else None
 
 
 def _column(

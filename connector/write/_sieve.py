@@ -14,6 +14,7 @@ from streamhouse.connector.write._assignment import assigned, assigned_key
 from streamhouse.connector.write._write_options import WriteMode
 from streamhouse.connector.write._write_target import RowShape, WriteTarget
 from streamhouse.core.errors import TableNotFoundError
+from streamhouse.core.model.casts.column_defaults import missing_values
 from streamhouse.core.model.values.zone import Zone
 from streamhouse.core.rows.row_splitter import RowSplitter, cast_values
 from streamhouse.reading.where.checks import judged
@@ -111,7 +112,7 @@ def _arranged(batch: pa.RecordBatch, shape: RowShape) -> pa.RecordBatch:
         for name, column in zip(shape.names, batch.columns, strict=True)
         if name not in shape.dropped
     }
-    columns |= {field.name: pa.nulls(batch.num_rows, field.type) for field in shape.filled}
+    columns |= {c.name: missing_values(c, batch.num_rows) for c in shape.filled}
     return pa.RecordBatch.from_pydict(columns)
 
 

@@ -40,6 +40,7 @@ from streamhouse.core.model.schema import (
     OFFSET_COLUMN,
     SPARK_CHANGE_TYPE_COLUMN,
     TIMESTAMP_COLUMN,
+    Column,
     canonical_type,
     type_to_json,
 )
@@ -305,10 +306,10 @@ def _aggregate(name: str, properties: Mapping[str, str]) -> dict[str, str]:
     return {attribute: properties[key] for attribute, key in keys.items() if key in properties}
 
 
-def missing_columns(info: TableInfo, data: pa.Schema) -> tuple[pa.Field, ...]:
-    """Return the nullable columns of the table that `data` lacks; their values become null."""
+def missing_columns(info: TableInfo, data: pa.Schema) -> tuple[Column, ...]:
+    """Return the nullable columns of the table that `data` lacks."""
     return tuple(
-        column.to_arrow()
+        column
         for column in info.schema.columns
         if column.nullable and column.name not in data.names
     )

@@ -23,6 +23,7 @@ from streamhouse.core.errors import (
     UnsupportedError,
     listing,
 )
+from streamhouse.core.model.casts.column_defaults import missing_values
 from streamhouse.core.model.casts.conform import check_schema
 from streamhouse.core.model.casts.written_rows import check_names, version_of
 from streamhouse.core.model.merge_engine import DeleteBehavior, MergeEngine
@@ -30,6 +31,7 @@ from streamhouse.core.model.nested_fields import fields_lacking, named_like
 from streamhouse.core.model.schema import (
     CHANGE_TYPE_COLUMN,
     SPARK_CHANGE_TYPE_COLUMN,
+    Column,
     Schema,
     type_name,
 )
@@ -48,14 +50,15 @@ class RowShape:
     `dropped`.
 
     The DataFrame's columns come in the order of `names`, which are the table's names. `filled` are
-    columns that the rows lack; their values are null. `keys` are the columns of the primary key,
-    which take values without loss. In a timestamp column a date means its midnight in `zone`.
+    columns that the rows lack; their values are the default, or null. `keys` are the columns of the
+    primary key, which take values without loss. In a timestamp column a date means its midnight in
+    `zone`.
     """
 
     types: pa.Schema
     names: tuple[str, ...]
     dropped: frozenset[str] = frozenset()
-    filled: tuple[pa.Field, ...] = ()
+    filled: tuple[Column, ...] = ()
     keys: frozenset[str] = frozenset()
     zone: Zone | None = None
 
@@ -70,9 +73,9 @@ class RowShape:
             assign = assigned_key if name in self.keys else assigned
             arrays.append(assign(array, data_type, column=name, zone=self.zone))
             fields.append(pa.field(name, data_type))
-        for field in self.filled:
-            arrays.append(pa.nulls(batch.num_rows, field.type))
-            fields.append(field)
+        for column in self.filled:
+            arrays.append(missing_values(column, batch.num_rows))
+            fields.append(column.to_arrow())
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
@@ -146,7 +149,8 @@ def resolve_target(
         data = castable(data, info)
     data = _assigned_types(data, info, zone, fills=fills)
     filled = _filled(info, mode, data) if fills else ()
-    _check_columns(pa.schema([*data, *filled]), info, mode, has_changes=has_changes)
+    whole = pa.schema([*data, *(column.to_arrow() for column in filled)])
+    _check_columns(whole, info, mode, has_changes=has_changes)
     return WriteTarget(
         connection=options.connection,
         table_id=info.table_id,
@@ -234,8 +238,8 @@ def not_assigned(field: pa.Field, target: pa.DataType, info: TableInfo) -> Schem
     return SchemaMismatchError(f"{begin}write cast({field.name} AS {type_name(target)})")
 
 
-def _filled(info: TableInfo, mode: WriteMode, data: pa.Schema) -> tuple[pa.Field, ...]:
-    """Return the table's columns that rows with the columns of `data` get as nulls.
+def _filled(info: TableInfo, mode: WriteMode, data: pa.Schema) -> tuple[Column, ...]:
+    """Return the table's columns that rows with the columns of `data` get as defaults or nulls.
 
     Missing columns are filled for a DataFrame that merges its schema, and for a program with
     exactly the columns of an earlier version of the table.

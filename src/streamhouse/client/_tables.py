@@ -31,6 +31,7 @@ from streamhouse.core.errors import (
     TableNotFoundError,
     UnavailableError,
 )
+from streamhouse.core.model.casts.column_defaults import default_text
 from streamhouse.core.model.lake.coverage import LakeDivergence
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.core.model.partitioning import PartitionField
@@ -217,11 +218,15 @@ class TableCalls(PositionCalls):
         data_type: TypeForm,
         *,
         comment: str = "",
+        default: object = None,
         after: str | None = None,
         first: bool = False,
         aggregate: str | None = None,
     ) -> TableInfo:
-        """Add a nullable column, at the end or in the stated place; existing rows have null in it.
+        """Add a nullable column, at the end or in the stated place.
+
+        Existing rows have `default` in it, and so have rows that are written with the columns of an
+        earlier version of the schema; without a default they have null.
 
         `aggregate` is the column's merge function in an aggregation table, as property
         `fields.NAME.agg` at creation. Rows written before the column was added count as null.
@@ -230,13 +235,15 @@ class TableCalls(PositionCalls):
         arrays and maps `("orders", "element", "price")` and `("sizes", "value", "unit")`.
         """
         where = ".".join(names(name, argument="name"))
-        json_type = type_to_json(canonical_type(arrow_type(data_type, where=where), where=where))
-        change = {
+        column_type = canonical_type(arrow_type(data_type, where=where), where=where)
+        change: dict[str, Any] = {
             "add": name if isinstance(name, str) else list(name),
-            "type": json_type,
+            "type": type_to_json(column_type),
             "comment": comment,
             "first": first,
         }
+        if default is not None:
+            change["default"] = default_text(default, column_type, where=f"column '{where}'")
         change |= {} if after is None else {"after": after}
         change |= {} if aggregate is None else {"aggregate": aggregate}
         return self.alter_schema(path, [change])

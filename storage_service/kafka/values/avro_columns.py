@@ -24,6 +24,7 @@ from streamhouse.core.errors import (
     StreamhouseError,
     UnsupportedError,
 )
+from streamhouse.core.model.casts.column_defaults import missing_values
 from streamhouse.core.model.casts.lossless import castings, fitted, may_fit
 from streamhouse.core.model.casts.written_rows import check_names
 from streamhouse.core.model.schema import Column, Schema, empty_batch, type_name
@@ -249,10 +250,14 @@ class _Reader:
             field_rows, castings(field_rows.schema, self._row_schema), table=self._record_part
         )
         columns = [
-            rows.column(name).cast(t) if name in columns_read else pa.nulls(len(values), t)
+            rows.column(name).cast(t) if name in columns_read else self._missing(name, len(values))
             for name, t in self._types.items()
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._row_schema.to_arrow())
+
+    def _missing(self, name: str, count: int) -> pa.Array:
+        """Return the values of a column that the schema of the records lacks."""
+        return missing_values(self._table.schema.column(name, table=self._record_part), count)
 
 
 def _schema_ids(values: pa.BinaryArray) -> npt.NDArray[np.int64]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.core.model.casts.column_defaults import missing_values
 from streamhouse.core.model.changelog import (
     DELETE,
     OPERATION_DELETE,
@@ -102,7 +103,7 @@ class _Reading:
         self._add_headers(draft)
         for column in self.table.schema.columns:
             if column.name not in draft.columns:
-                draft.columns[column.name] = pa.nulls(len(self.records), column.type)
+                draft.columns[column.name] = missing_values(column, len(self.records))
         if draft.deletes is not None:
             self._check_deletes(draft)
         return draft

@@ -25,11 +25,13 @@ _NAME_PART: Final = re.compile(r"`([^`]+)`|([^`.\s]+)")
 _NEW_COLUMN: Final = re.compile(
     r"(?P<path>(?:`[^`]+`|[^`.\s]+)(?:\.(?:`[^`]+`|[^`.\s]+))*)(?P<type>(?:\s.*)?)"
 )
+_OF_ADDED: Final = ("default", "after", "aggregate")
 
 
 @click.command("alter")
 @table_argument("path", metavar="PATH")
 @click.option("--add", metavar='"NAME TYPE"', help="Add a nullable column; a.b a field in one.")
+@click.option("--default", metavar="VALUE", help="With --add: its value in earlier rows.")
 @click.option("--after", metavar="COLUMN", help="With --add: place it after this column.")
 @click.option("--first", is_flag=True, help="With --add: place it first.")
 @click.option("--aggregate", metavar="FUNCTION", help="With --add: how its values are merged.")
@@ -129,10 +131,12 @@ def _changes(options: dict[str, Any]) -> list[dict[str, Any]]:
     if options["add"]:
         names, data_type = _column_to_add(options["add"])
         added = {"add": names, "type": data_type, "first": options["first"]}
-        placement = {key: options[key] for key in ("after", "aggregate") if options[key]}
-        changes.append(added | placement)
-    elif options["after"] or options["first"] or options["aggregate"]:
-        raise click.UsageError("--after, --first and --aggregate are of the column of --add")
+        more = {key: options[key] for key in _OF_ADDED if options[key] is not None}
+        changes.append(added | more)
+    elif options["first"] or any(options[key] is not None for key in _OF_ADDED):
+        raise click.UsageError(
+            "--default, --after, --first and --aggregate are of the column of --add"
+        )
     if options["drop"]:
         changes.append({"drop": options["drop"], "confirm": options["drop"]})
     if not changes:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from streamhouse.cli.loading.text_blocks import ByteSource, TextBlock, text_blocks
 from streamhouse.client import divided_batches
 from streamhouse.core.errors import InvalidRequestError, SchemaMismatchError, listing
+from streamhouse.core.model.casts.column_defaults import missing_values
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.transaction import TransactionOperation
 from streamhouse.core.text.csv_rows import csv_line, csv_names, divide_csv
@@ -185,12 +186,11 @@ def _row(rows_before: int, row: int) -> str:
 
 
 def _with_all(batch: pa.RecordBatch, table: TableInfo) -> pa.RecordBatch:
-    """Return rows with null for the columns that the file lacks."""
+    """Return rows with all columns; those that the file lacks have their default, or null."""
     for column in table.schema.columns:
         if column.name not in batch.schema.names:
-            batch = batch.append_column(
-                pa.field(column.name, column.type), pa.nulls(batch.num_rows, column.type)
-            )
+            values = missing_values(column, batch.num_rows)
+            batch = batch.append_column(pa.field(column.name, column.type), values)
     return batch
 
 

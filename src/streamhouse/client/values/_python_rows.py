@@ -18,6 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from streamhouse.core.errors import SchemaMismatchError, UnknownColumnError
+from streamhouse.core.model.casts.column_defaults import default_value
 from streamhouse.core.model.identity import Same
 from streamhouse.core.model.schema import (
     CHANGE_TYPE_COLUMN,
@@ -40,14 +41,14 @@ _NO_ARRAY: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
 def rows_as_arrow(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
     """Return rows for `table`.
 
-    In a log table a column missing from a row is null. Rows of a primary key table all have the
-    same columns, which may be a part of the table's: a forgotten column would lose its present
-    value. Only deletes, marked by `__change_type`, may have just the key.
+    In a log table a column missing from a row has its default, else null. Rows of a primary key
+    table all have the same columns, which may be a part of the table's: a forgotten column would
+    lose its present value. Only deletes, marked by `__change_type`, may have just the key.
 
     Raises `SchemaMismatchError` or `UnknownColumnError` naming table, row and column.
     """
     columns = _columns(table, rows)
-    arrays = [_array([row.get(c.name) for row in rows], c, table=table) for c in columns]
+    arrays = [_array(_values(rows, column), column, table=table) for column in columns]
     if columns is table.schema.columns:
         return pa.RecordBatch.from_arrays(arrays, schema=table.schema.to_arrow())
     return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
@@ -66,7 +67,7 @@ def rows_as_tried(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
     columns = _columns(table, rows)
     arrays = []
     for column in columns:
-        values = [row.get(column.name) for row in rows]
+        values = _values(rows, column)
         try:
             arrays.append(_array(values, column, table=table))
         except SchemaMismatchError:
@@ -74,6 +75,11 @@ def rows_as_tried(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
                 raise
             arrays.append(pa.array([None if v is None else _text(v) for v in values], pa.string()))
     return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
+
+
+def _values(rows: Sequence[_Row], column: Column) -> list[Any]:
+    default = default_value(column)
+    return [row.get(column.name, default) for row in rows]
 
 
 def _columns(table: TableInfo, rows: Sequence[_Row]) -> Sequence[Column]:

@@ -301,13 +301,17 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column; `id` is its identity for life, in the log and in Iceberg."""
+    """One column; `id` is its identity for life, in the log and in Iceberg.
+
+    `default` is the text of the value of rows without the column: `model.casts.column_defaults`.
+    """
 
     id: int
     name: str
     type: pa.DataType
     nullable: bool = True
     comment: str = ""
+    default: str | None = None
 
     def to_arrow(self) -> pa.Field:
         """Return the Arrow field, without metadata."""
@@ -321,6 +325,8 @@ class Column:
             "type": type_to_json(self.type),
             "nullable": self.nullable,
         }
+        if self.default is not None:
+            value["default"] = self.default
         return value | ({"comment": self.comment} if self.comment else {})
 
 
@@ -407,6 +413,7 @@ class Schema:
                     type=type_from_json(column["type"], where=name),
                     nullable=bool(column.get("nullable", True)),
                     comment=str(column.get("comment", "")),
+                    default=column.get("default"),
                 )
             )
         return cls(tuple(columns))

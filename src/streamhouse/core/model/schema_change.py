@@ -3,13 +3,14 @@
 `model.casts.written_rows` decides the version of the rows of a write.
 
 A column keeps its id for life: renames and moves leave stored rows unchanged, the id of a dropped
-column is never used again, and a new column is null in earlier rows. Rows of any version can thus
-be read as rows of any other version, column by column through the ids. Nested fields can only be
-added and widened, and are matched by name.
+column is never used again, and a new column has its default in earlier rows, else null. Rows of any
+version can thus be read as rows of any other version, column by column through the ids. Nested
+fields can only be added and widened, and are matched by name.
 
 Changes, as in the body of `PATCH /v1/tables/{path}/schema`:
 
     {"add": "note", "type": "string", "comment": "", "after": "id"}     (or "first": true)
+    {"add": "note", "type": "string", "default": "none"}                (of earlier rows)
     {"add": ["address", "street"], "type": "string"}                    (a field in a struct)
     {"add": "clicks", "type": "bigint", "aggregate": "sum"}             (engine aggregation)
     {"rename": "note", "to": "remark"}
@@ -36,6 +37,7 @@ from streamhouse.core.errors import (
     InvalidSchemaError,
     SchemaMismatchError,
 )
+from streamhouse.core.model.casts.column_defaults import default_text, missing_values
 from streamhouse.core.model.merge_engine import is_merge_property
 from streamhouse.core.model.nested_fields import with_field, with_type
 from streamhouse.core.model.records.record_format import (
@@ -64,6 +66,16 @@ KEY_TABLE_SCHEMA_ID_MAX: Final = 255
 SCHEMA_VERSIONS_MAX: Final = 1_000
 """Every description of the table has all versions."""
 
+_ADD_FIELDS: Final = {
+    "add",
+    "type",
+    "comment",
+    "default",
+    "after",
+    "first",
+    "aggregate",
+    "delimiter",
+}
 _FIELD_PROPERTY: Final = re.compile(r"fields\.(?P<column>.+?)(?P<rest>\.agg|\.listagg\.delimiter)")
 _VERSION_COLUMN: Final = "table.merge-engine.versioned.ver-column"
 
@@ -155,7 +167,7 @@ def _convert(array: pa.Array | None, column: Column, row_count: int, *, table: s
                 f"table '{table}': column '{column.name}' was dropped and has no value in newer"
                 " rows; read the table with its current schema"
             )
-        return pa.nulls(row_count, column.type)
+        return missing_values(column, row_count)
     if not column.nullable and array.null_count:
         raise SchemaMismatchError(
             f"table '{table}': a newer row has a null in column '{column.name}', which was NOT NULL"
@@ -202,7 +214,7 @@ class _Change:
             )
         shown = ".".join(path)
         allowed_fields = {
-            "add": {"add", "type", "comment", "after", "first", "aggregate", "delimiter"},
+            "add": _ADD_FIELDS,
             "drop": {"drop", "confirm"},
             "drop_not_null": {"drop_not_null"},
         }.get(verb, {verb, "to"})
@@ -255,11 +267,16 @@ class _Change:
             )
         if "type" not in change:
             raise InvalidRequestError(f"table '{self._table}': new column '{name}' needs a type")
+        data_type, default = type_from_json(change["type"], where=name), change.get("default")
+        if default is not None:
+            where = f"table '{self._table}', column '{name}'"
+            default = default_text(default, data_type, where=where)
         added = Column(
             id=self._next_id,
             name=name,
-            type=type_from_json(change["type"], where=name),
+            type=data_type,
             comment=str(change.get("comment", "")),
+            default=default,
         )
         columns = list(self.descriptor.schema.columns)
         place = len(columns)
@@ -285,6 +302,11 @@ class _Change:
         }
         if not aggregate_properties:
             return descriptor
+        if change.get("default") is not None:
+            raise InvalidSchemaError(
+                f"table '{self._table}': column '{name}' cannot have an aggregate and a default:"
+                " rows from before count as null in the aggregate; leave the default out"
+            )
         changed = dataclasses.replace(
             descriptor, properties={**descriptor.properties, **aggregate_properties}
         )
@@ -305,11 +327,12 @@ class _Change:
             )
         if "type" not in change:
             raise InvalidRequestError(f"table '{self._table}': new field '{shown}' needs a type")
-        if change.get("comment"):
-            raise InvalidSchemaError(
-                f"table '{self._table}': field '{shown}' cannot have a comment, only columns have;"
-                f" comment on column '{name}'"
-            )
+        for given in ("comment", "default"):
+            if change.get(given) not in (None, ""):
+                raise InvalidSchemaError(
+                    f"table '{self._table}': field '{shown}' cannot have a {given}, only columns"
+                    f" can; column '{name}' is one"
+                )
         column = self._column(name)
         predecessor = change.get("after")
         try:

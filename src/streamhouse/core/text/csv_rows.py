@@ -24,6 +24,7 @@ from streamhouse.core.errors import (
     UnknownColumnError,
     UnsupportedError,
 )
+from streamhouse.core.model.casts.column_defaults import missing_values
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, type_name
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.rows.checked_rows import CheckedRows
@@ -150,7 +151,7 @@ def _text_batches(
 def _with_all_columns(
     batch: pa.RecordBatch, table: TableInfo, body: bytes, result: TextRows
 ) -> pa.RecordBatch:
-    """Return rows with null columns for the columns missing from the header."""
+    """Return rows with all columns; those missing from the header have their default, or null."""
     arrays, fields = [], []
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         if name == CHANGE_TYPE_COLUMN and table.is_primary_key_table:
@@ -170,7 +171,7 @@ def _with_all_columns(
         fields.append(pa.field(name, array.type))
     for column in table.schema.columns:
         if column.name not in batch.schema.names:
-            arrays.append(pa.nulls(batch.num_rows, column.type))
+            arrays.append(missing_values(column, batch.num_rows))
             fields.append(pa.field(column.name, column.type))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 

@@ -29,6 +29,7 @@ from streamhouse.lake.commits._staged_snapshot import (
     SnapshotChanges,
     stage_snapshot,
 )
+from streamhouse.lake.files._field_ids import with_defaults
 from streamhouse.lake.files._written_files import data_files, position_delete_files
 from streamhouse.lake.files.name_mapping import NameMapping
 from streamhouse.lake.files.parquet_writer import WrittenFile
@@ -157,7 +158,7 @@ class IcebergLakeTable:
     @property
     def whole_schema(self) -> pa.Schema:
         """The Arrow schema of all current columns, also of other engines' columns."""
-        return schema_to_pyarrow(self._table.schema())
+        return with_defaults(schema_to_pyarrow(self._table.schema()), self.info.schema)
 
     @property
     def name_mapping(self) -> NameMapping | None:

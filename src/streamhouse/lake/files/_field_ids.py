@@ -36,12 +36,14 @@ __all__ = [
     "assign_nested_ids",
     "lake_arrow_schema",
     "lake_type",
+    "with_defaults",
 ]
 
 FieldPath = tuple[int | str, ...]
 """Column id, then names downwards: (3, 'element', 'city')."""
 
 FIELD_ID_KEY: Final = b"PARQUET:field_id"
+DEFAULT_KEY: Final = b"streamhouse.default"
 BUCKET_FIELD_ID, OFFSET_FIELD_ID, TIMESTAMP_FIELD_ID = (
     SYSTEM_FIELD_ID_FIRST + position for position in range(len(LAKE_SYSTEM_FIELDS))
 )
@@ -105,7 +107,7 @@ def lake_arrow_schema(
         _with_id(field, SYSTEM_FIELD_ID_FIRST + position)
         for position, field in enumerate(LAKE_SYSTEM_FIELDS)
     ]
-    return pa.schema(fields)
+    return with_defaults(pa.schema(fields), schema)
 
 
 def lake_type(data_type: pa.DataType) -> pa.DataType:
@@ -114,6 +116,17 @@ def lake_type(data_type: pa.DataType) -> pa.DataType:
         return pa.int32()
     children = [f.with_type(lake_type(f.type)) for f in fields_of(data_type)]
     return with_fields(data_type, children) if children else data_type
+
+
+def with_defaults(file_schema: pa.Schema, schema: Schema) -> pa.Schema:
+    """Return a schema of lake files with the columns' defaults, for rows of files without them."""
+    defaults = {str(c.id).encode(): c.default for c in schema.columns if c.default is not None}
+    for position, field in enumerate(file_schema):
+        default = defaults.get((field.metadata or {}).get(FIELD_ID_KEY, b""))
+        if default is not None:
+            metadata = {**field.metadata, DEFAULT_KEY: default.encode()}
+            file_schema = file_schema.set(position, field.with_metadata(metadata))
+    return file_schema
 
 
 def _numbered(

@@ -1,8 +1,8 @@
 """Rows of a lake file in the current schema of the lake table: columns found by field id.
 
-A file keeps the schema of its writing. A renamed column is found under its id, an added column is
-null, a widened column is cast, a dropped column is left out; inside nested columns too. A file
-without ids is read by the table's name mapping, and without one not at all.
+A file keeps the schema of its writing. A renamed column is found under its id, an added column has
+its default or is null, a widened column is cast, a dropped column is left out; inside nested
+columns too. A file without ids is read by the table's name mapping, and without one not at all.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from streamhouse.core.errors import CorruptDataError, UnsupportedError
+from streamhouse.core.model.casts.column_defaults import repeated_default
 from streamhouse.core.model.casts.nested import fields_of
-from streamhouse.lake.files._field_ids import FIELD_ID_KEY
+from streamhouse.lake.files._field_ids import DEFAULT_KEY, FIELD_ID_KEY
 from streamhouse.lake.files.name_mapping import (
     MappedField,
     NameMapping,
@@ -135,7 +136,8 @@ def _missing(wanted: pa.Field, count: int, path: str) -> pa.Array:
         raise CorruptDataError(
             f"lake file '{path}' lacks column '{wanted.name}', which must not be null"
         )
-    return pa.nulls(count, wanted.type)
+    default = (wanted.metadata or {}).get(DEFAULT_KEY)
+    return repeated_default(None if default is None else default.decode(), wanted.type, count)
 
 
 def conformed(

@@ -13,6 +13,7 @@ from streamhouse.core.errors import (
     UnknownColumnError,
     suggestion,
 )
+from streamhouse.core.model.casts.column_defaults import default_value
 from streamhouse.core.model.casts.nested import are_alike
 from streamhouse.core.model.changelog import APPEND, CHANGE_TYPE_NAMES, INSERT
 from streamhouse.core.model.lake.facts import LAKE_SYSTEM_FIELDS, SYSTEM_FIELD_ID_FIRST
@@ -175,7 +176,11 @@ def scan_context(
 
 def _user_column(column: Column) -> ScanColumn:
     return ScanColumn(
-        name=column.name, type=column.type, nullable=column.nullable, field_id=column.id
+        name=column.name,
+        type=column.type,
+        nullable=column.nullable,
+        field_id=column.id,
+        lake_constant=default_value(column),
     )
 
 

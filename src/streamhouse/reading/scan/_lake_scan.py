@@ -171,10 +171,8 @@ class _Layout:
                     )
             elif column.field_id is not None and column.field_id in self.constants:
                 array = pa.repeat(pa.scalar(self.constants[column.field_id], column.type), count)
-            elif column.lake_constant is not None:
+            elif column.nullable or column.lake_constant is not None:
                 array = pa.repeat(pa.scalar(column.lake_constant, column.type), count)
-            elif column.nullable:
-                array = pa.nulls(count, column.type)
             else:
                 raise CorruptDataError(
                     f"table '{self.table}': lake file '{self.path}' lacks column"

@@ -42,16 +42,16 @@ BATCH_ROWS: Final = 65_536
 class ScanColumn:
     """A column of the result, or a column for a filter.
 
-    `field_id` finds the column in lake files. None when the lake does not have the column (yet):
-    the column is then null, or `lake_constant` if set. A column in Spark's form of changes is made
-    of the column `base` (`_change_form.py`).
+    `field_id` finds the column in lake files. None when the lake does not have the column (yet).
+    Rows of a file without the column have `lake_constant`, which may be null. A column in Spark's
+    form of changes is made of the column `base` (`_change_form.py`).
     """
 
     name: str
     type: pa.DataType
     nullable: bool
     field_id: int | None
-    lake_constant: str | None = None
+    lake_constant: Any = None
     base: str = ""
 
     def to_arrow(self) -> pa.Field:

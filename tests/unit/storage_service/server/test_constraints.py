@@ -468,6 +468,8 @@ async def test_clauses_of_columns_are_refused_over_http(world: KafkaWorld) -> No
         body = {"path": "other", "schema": [column]}
         answer = await world.http.call("POST", "/v1/tables", json_body=body)
         assert (answer.status, why in answer.body.decode()) == (400, True), answer.body
+        if column.get("default"):
+            continue  # An added column can have one.
         add = {"changes": [{"add": "a", **{k: v for k, v in column.items() if k != "name"}}]}
         answer = await world.http.call("PATCH", "/v1/tables/log/schema", json_body=add)
         assert answer.status == 400

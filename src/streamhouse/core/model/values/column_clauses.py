@@ -12,8 +12,10 @@ from streamhouse.core.errors import UnsupportedError
 __all__ = ["refused_clause"]
 
 _CLAUSES = {
-    "DEFAULT": "a table has no default values: write the value, in SQL with coalesce(column,"
-    " value); a column that a write leaves out is null",
+    "DEFAULT": "a default is fixed when a column is added to a table, by ALTER TABLE ... ADD COLUMN"
+    " ... DEFAULT, add_column(..., default=...) or `streamhouse alter TABLE --add ... --default"
+    " ...`, for the rows from before; in new rows write the value, in SQL with coalesce(column,"
+    " value)",
     "IDENTITY": "a table gives rows no numbers: write a key of the source, uuid() or a hash of the"
     " row; each row has an address for life, (__bucket, __offset)",
     "GENERATED": "a table computes no columns: compute the column in the write, or in a view; for"
