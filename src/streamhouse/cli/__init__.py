@@ -10,7 +10,7 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem
 
-from streamhouse.cli.command_group import CommandGroup
+from streamhouse.cli.command_group import CommandGroup, discard_output, is_output_lost
 from streamhouse.cli.settings import with_settings
 from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
 from streamhouse.core.errors import StreamhouseError
@@ -146,6 +146,13 @@ def run(group: click.Group, arguments: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except (StreamhouseError, MissingExtraError) as error:
         click.echo(f"streamhouse: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        if not is_output_lost():
+            raise
+        discard_output()
+        reason = error.strerror or error
+        click.echo(f"streamhouse: the output cannot be written: {reason}", err=True)
         sys.exit(1)
     if isinstance(exit_code, int):
         sys.exit(exit_code)

@@ -25,4 +25,6 @@ def command(context: click.Context, shell: str) -> None:
     """
     script = get_completion_class(shell)
     assert script is not None, "click knows these shells"
-    click.echo(script(context.find_root().command, {}, _PROGRAM, _VARIABLE).source())
+    source = script(context.find_root().command, {}, _PROGRAM, _VARIABLE).source()
+    # click's script for fish ends a description at its first comma.
+    click.echo(source.replace('string split "," ', 'string split --max 1 "," '))

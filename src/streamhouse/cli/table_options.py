@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from typing import Any, TypeVar
 
 import click
 
-from streamhouse.core.model.lake.facts import parse_catalog_properties
+from streamhouse.cli.settings import flag_of
+from streamhouse.core.model.lake.facts import parse_properties
 from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.table import TableInfo
 
-__all__ = ["TableOptions", "table_options"]
+__all__ = ["TableOptions", "columns_text", "table_options"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -44,18 +46,27 @@ class TableOptions:
                 self.partitioned_by, name="--partitioned-by"
             )
         if self.properties:
-            arguments["properties"] = parse_catalog_properties(self.properties)
+            arguments["properties"] = parse_properties(self.properties, name="--property")
         return arguments
 
-    @staticmethod
-    def described(table: TableInfo) -> str:
-        """Return a table's columns and key on a line, as the DDL has them."""
-        columns = ", ".join(
-            f"{column.name} {type_name(column.type)}{'' if column.nullable else ' not null'}"
-            for column in table.schema.columns
-        )
-        key = ", ".join(table.descriptor.primary_key)
-        return f"{columns}; primary key {key}" if key else columns
+    def flags(self, command: click.Command) -> list[str]:
+        """Return the flags of the command's options that have a value."""
+        names = {f.name for f in dataclasses.fields(self) if getattr(self, f.name)}
+        return [
+            flag_of(option)
+            for option in command.params
+            if isinstance(option, click.Option) and option.name in names
+        ]
+
+
+def columns_text(table: TableInfo) -> str:
+    """Return a table's columns and key on a line, as the DDL has them."""
+    columns = ", ".join(
+        f"{column.name} {type_name(column.type)}{'' if column.nullable else ' not null'}"
+        for column in table.schema.columns
+    )
+    key = ", ".join(table.descriptor.primary_key)
+    return f"{columns}; primary key {key}" if key else columns
 
 
 def table_options(command: _Command) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from streamhouse.core.errors import InvalidRequestError, StreamhouseError
-from streamhouse.core.model.lake.facts import parse_catalog_properties
+from streamhouse.core.model.lake.facts import parse_properties
 
 __all__ = [
     "WITHHELD_PROPERTY",
@@ -111,7 +111,7 @@ def catalog_properties_from(
 
     Raises `InvalidRequestError`, which never repeats a value.
     """
-    properties = parse_catalog_properties(texts)
+    properties = parse_properties(texts, name="--catalog-property")
     for key, value in properties.items():
         where = f"--catalog-property {key}"
         if value.startswith(_FROM_FILE):

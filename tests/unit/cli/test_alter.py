@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from streamhouse.cli import cli
+from streamhouse.cli.client_commands import alter
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 
 _REFUSAL = b'{"error": {"code": "forbidden", "message": "not you"}}'
 
@@ -67,3 +73,30 @@ def test_a_dot_leads_into_a_column(
     CliRunner().invoke(cli, ["alter", "db.t", *arguments, "--endpoint", endpoint])
 
     assert changes == [change]
+
+
+def test_the_new_columns_are_printed_as_create_prints_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("item", pa.string())])
+    descriptor = TableDescriptor(
+        path=TablePath.parse("db.t"),
+        schema=Schema.from_arrow(schema),
+        primary_key=("id",),
+        bucket_count=1,
+    )
+    table = TableInfo(descriptor=descriptor, table_id=1, created_at_us=0)
+    client = SimpleNamespace(alter_schema=lambda *_: table)
+    monkeypatch.setattr(alter, "open_client", lambda *_, **__: contextlib.nullcontext(client))
+
+    done = CliRunner().invoke(cli, ["alter", "db.t", "--drop-not-null", "item"])
+
+    assert done.output.endswith(": id bigint not null, item string; primary key id\n")
+
+
+def test_a_property_without_a_value_names_its_option() -> None:
+    done = CliRunner().invoke(cli, ["alter", "db.t", "--set", "table.log.ttl"])
+
+    assert "--set 'table.log.ttl' must be KEY=VALUE" in str(done.exception)
+    done = CliRunner().invoke(cli, ["create", "db.t", "id int", "--property", "table.log.ttl"])
+    assert "--property 'table.log.ttl' must be KEY=VALUE" in str(done.exception)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -27,6 +29,33 @@ def test_each_shell_has_its_script(shell: str) -> None:
     assert f"_STREAMHOUSE_COMPLETE={shell}_complete" in done.stdout
     if found := shutil.which(shell):
         subprocess.run([found, "-n"], input=done.stdout, text=True, check=True)
+
+
+def test_fish_completes_commands_with_whole_descriptions(tmp_path: Path) -> None:
+    fish = shutil.which("fish")
+    if fish is None:
+        pytest.skip("fish is not installed")
+    program = tmp_path / "streamhouse"
+    program.write_text(f"#!{sys.executable}\nfrom streamhouse.cli import main\nmain()\n")
+    program.chmod(0o755)
+    script = CliRunner().invoke(cli, ["completion", "fish"]).stdout
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+
+    done = subprocess.run(
+        [fish, "-c", f"{script}\ncomplete -C 'streamhouse tab'"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+
+    assert done.stdout == "tables\tList tables, or describe one.\n"
+
+
+def test_the_script_of_fish_keeps_the_commas_of_a_description() -> None:
+    script = CliRunner().invoke(cli, ["completion", "fish"]).stdout
+
+    assert 'string split --max 1 "," $completion' in script
 
 
 def test_another_shell_is_refused() -> None:

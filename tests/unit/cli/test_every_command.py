@@ -6,6 +6,10 @@ A new command that forgets one of these fails here.
 from __future__ import annotations
 
 import ast
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -17,9 +21,10 @@ from click.testing import CliRunner
 
 import streamhouse.cli
 from streamhouse.cli import cli, run
-from streamhouse.cli.command_group import READER_GONE, CommandGroup
+from streamhouse.cli.command_group import READER_GONE, CommandGroup, with_flags
 from streamhouse.cli.table_names import _NEW_TABLE as NEW_TABLE
 from streamhouse.cli.table_names import TABLE
+from streamhouse.core.errors import TableExistsError
 from tests.support.canned_service import canned_service
 
 # Commands without a document, and why.
@@ -119,6 +124,69 @@ def test_a_command_ends_quietly(
         run(group, ["inner", "fail"][-depth:])
 
     assert (ended.value.code, capfd.readouterr().err.strip()) == (exit_code, "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["tables", "--help"], ["completion", "bash"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_the_output_is_a_sentence(arguments: list[str], unbuffered: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("the system has no /dev/full")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from streamhouse.cli import main; main()", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+
+    reason = "No space left on device"
+    assert done.stderr == f"streamhouse: the output cannot be written: {reason}\n"
+    assert done.returncode == 1
+
+
+def _advised() -> set[str]:
+    """Return the arguments `name=True` of the sentences of the client's errors."""
+    root = Path(streamhouse.cli.__file__).parent.parent
+    return {
+        name
+        for path in (root / "client").rglob("*.py")
+        for raised in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(raised, ast.Raise)
+        for node in ast.walk(raised)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for name in re.findall(r"\b([a-z_]+)=True\b", node.value)
+    }
+
+
+@pytest.mark.parametrize("name", sorted(_advised()))
+def test_an_argument_that_the_client_advises_is_a_flag_of_a_command(name: str) -> None:
+    """A new advice needs a flag of the same name, or other words."""
+    commands = [c for c in LEAVES.values() if any(p.name == name for p in c.params)]
+
+    assert commands
+    for command in commands:
+        flag = f"--{name.replace('_', '-')}"
+        assert with_flags(f"with {name}=True it is", command) == f"with {flag} it is"
+
+
+def test_the_client_advises_arguments() -> None:
+    assert {"if_exists", "if_not_exists"} <= _advised()
+
+
+def test_a_refusal_names_the_flag_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(**_: object) -> None:
+        raise TableExistsError("with if_not_exists=True it is taken, with other=True it is not")
+
+    inner = click.Command("make", callback=fail, params=[click.Option(["--if-not-exists"])])
+    group = CommandGroup("outer", commands=[CommandGroup("inner", commands=[inner])])
+
+    with pytest.raises(SystemExit):
+        run(group, ["inner", "make"])
+
+    message = "streamhouse: with --if-not-exists it is taken, with other=True it is not\n"
+    assert capsys.readouterr().err == message
 
 
 def _modules() -> Iterator[tuple[Path, ast.AST]]:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from click.testing import CliRunner
 
+from streamhouse.cli import cli
 from tests.support.canned_service import canned_service
 
 LONG: Final = "warehouse_of_the_north.orders_of_the_shops_by_day_and_hour"
@@ -172,3 +174,20 @@ def test_the_head_of_a_long_output_ends_the_command_without_a_word(
         os.close(writing)
 
     assert (done.stderr, done.returncode) == (b"", 141)
+
+
+@pytest.mark.parametrize("width", [24, 40, 50, 58, 62, 70])
+def test_a_narrow_terminal_cuts_names_and_no_figure(endpoint: str, width: int) -> None:
+    arguments = ["top", "--once", "--filter", "warehouse*", "--endpoint", endpoint]
+
+    done = CliRunner().invoke(cli, arguments, env={"COLUMNS": str(width)})
+
+    heading, _, late = done.stdout.splitlines()[:3]
+    assert late.startswith("war")
+    assert late.count("…") == 1
+    assert "lake lag" in heading
+    assert "2 h" in late
+    # Two figures of rows per second.
+    figures = {"rows": "123 M", "written/s": "12.3 k", "log": "115.0 GiB", "wanted": "3 min"}
+    assert all((name in heading) == (figure in late) for name, figure in figures.items())
+    assert ("wanted" in heading) == (width >= 62)

@@ -16,7 +16,8 @@ from streamhouse.cli.service_options import (
     token_file_option,
 )
 from streamhouse.cli.table_names import table_argument
-from streamhouse.core.model.schema import type_name
+from streamhouse.cli.table_options import columns_text
+from streamhouse.core.model.lake.facts import parse_properties
 from streamhouse.core.model.table import TableInfo
 
 __all__ = ["command"]
@@ -72,10 +73,8 @@ def command(
         )
     with open_client(endpoint, token=read_token(token_file)) as client:
         table = client.alter_schema(path, changes)
-    columns = ", ".join(
-        f"{column.name} {type_name(column.type)}" for column in table.schema.columns
-    )
-    _print(table, f"{table.path}, schema version {table.schema_id}: {columns}", is_json=is_json)
+    text = f"{table.path}, schema version {table.schema_id}: {columns_text(table)}"
+    _print(table, text, is_json=is_json)
 
 
 def _print(table: TableInfo, text: str, *, is_json: bool) -> None:
@@ -95,12 +94,7 @@ def _alter_properties(
 ) -> TableInfo:
     if any(options.values()):
         raise click.UsageError("change properties and columns one after the other")
-    pairs = {}
-    for text in updates:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise click.UsageError(f"--set '{text}' must be KEY=VALUE")
-        pairs[key.strip()] = value.strip()
+    pairs = {k.strip(): v.strip() for k, v in parse_properties(updates, name="--set").items()}
     with open_client(endpoint, token=read_token(token_file)) as client:
         return client.alter_properties(path, updates=pairs, removals=removals)
 

@@ -25,7 +25,7 @@ from streamhouse.cli.service_options import (
 )
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import DatabaseNotFoundError
-from streamhouse.core.model.lake.facts import parse_catalog_properties
+from streamhouse.core.model.lake.facts import parse_properties
 from streamhouse.core.model.table import TablePath
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def command(
             partitioned_by=None
             if partitioned_by is None
             else parse_expressions(partitioned_by, name="--partitioned-by"),
-            properties=parse_catalog_properties(properties),
+            properties=parse_properties(properties, name="--property"),
         )
         for field in dropped_fields:
             click.echo(f"not partitioned by {field}, unknown to Streamhouse", err=True)

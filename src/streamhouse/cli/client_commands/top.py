@@ -51,7 +51,9 @@ _FIGURES: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _CHART_CHARACTERS: Final = 24
 _WIDE_CHARACTERS: Final = 110
-_NAME_CHARACTERS_MIN: Final = 12
+_NAME_CHARACTERS_MIN: Final = 4
+# What a terminal without room for all figures leaves out, in this order. A figure is never cut.
+_LEFT_OUT: Final = ("wanted", "read/s", "log", "shard", "written/s", "rows")
 # The heading and the rule below, the number of tables without a place, the last line.
 _FRAME_LINES: Final = 4
 _TABLES_MIN: Final = 3
@@ -198,20 +200,28 @@ def _tables(
     rows = [_row(table, has_shards=has_shards, is_wide=is_wide) for table in tables]
     picture = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     # Figures keep their width: where the terminal is narrow, names are cut.
-    widths = [
-        max([len(heading), *(len(row[at]) for row in rows)]) for at, heading in enumerate(headings)
-    ]
-    room = console.width - sum(widths) - 2 * len(widths)
+    widths = {
+        heading: max([len(heading), *(len(row[at]) for row in rows)])
+        for at, heading in enumerate(headings)
+    }
+
+    def room() -> int:
+        return console.width - sum(widths.values()) - 2 * len(widths)
+
+    for heading in _LEFT_OUT:
+        if room() < _NAME_CHARACTERS_MIN:
+            widths.pop(heading, None)
     picture.add_column(
-        "table", no_wrap=True, overflow="ellipsis", max_width=max(room, _NAME_CHARACTERS_MIN)
+        "table", no_wrap=True, overflow="ellipsis", max_width=max(room(), _NAME_CHARACTERS_MIN)
     )
-    for heading, width in zip(headings, widths, strict=True):
+    for heading, width in widths.items():
         is_text = heading in ("shard", "written/s over time")
         picture.add_column(
             heading, justify="left" if is_text else "right", no_wrap=True, min_width=width
         )
     for table, row in zip(tables, rows, strict=True):
-        picture.add_row(table["table"], *row)
+        cells = zip(headings, row, strict=True)
+        picture.add_row(table["table"], *(cell for heading, cell in cells if heading in widths))
     return picture
 
 

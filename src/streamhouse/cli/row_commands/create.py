@@ -14,7 +14,7 @@ from streamhouse.cli.service_options import (
     token_file_option,
 )
 from streamhouse.cli.table_names import table_argument
-from streamhouse.cli.table_options import TableOptions, table_options
+from streamhouse.cli.table_options import TableOptions, columns_text, table_options
 
 __all__ = ["command"]
 
@@ -52,4 +52,4 @@ def command(
     if is_json:
         print_json(table.to_json())
     else:
-        click.echo(f"{table.path}: {options.described(table)}")
+        click.echo(f"{table.path}: {columns_text(table)}")

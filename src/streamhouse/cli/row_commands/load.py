@@ -22,7 +22,7 @@ from streamhouse.cli.service_options import (
     token_file_option,
 )
 from streamhouse.cli.table_names import table_argument
-from streamhouse.cli.table_options import TableOptions, table_options
+from streamhouse.cli.table_options import TableOptions, columns_text, table_options
 from streamhouse.client import StorageClient, Transaction
 from streamhouse.core.errors import NotFoundError, SchemaMismatchError, TableExistsError
 from streamhouse.core.model.table import TableInfo
@@ -31,13 +31,6 @@ __all__ = ["command"]
 
 # The words of a refusal that name the table, and the row within the request.
 _OWN_WORDS: Final = re.compile(r"^table '[^']*'[:,] (row \d+ ?)?")
-_OF_NEW_TABLES: Final = {
-    "primary_key": "--primary-key",
-    "bucket_num": "--bucket-num",
-    "bucket_key": "--bucket-key",
-    "partitioned_by": "--partitioned-by",
-    "properties": "--property",
-}
 
 
 @click.command("load")
@@ -83,10 +76,9 @@ def command(
     of a table with a primary key are upserted. With --create and other options of a new table the
     files are read twice: once for the types.
     """
-    if not create:
-        for name, option in _OF_NEW_TABLES.items():
-            if getattr(options, name):
-                raise click.UsageError(f"{option} is of a new table: give --create with it")
+    flags = options.flags(click.get_current_context().command)
+    if flags and not create:
+        raise click.UsageError(f"{flags[0]} is of a new table: give --create with it")
     files = [RowFile(file, file_format or format_of(file)) for file in paths]
     if len({file.file_format for file in files}) > 1:
         raise click.UsageError("the files have several formats: load each format by a command")
@@ -104,7 +96,7 @@ def command(
         print_json({**document, "files": [str(file) for file in paths]})
         return
     if create:
-        click.echo(f"created {table.path}: {options.described(table)}")
+        click.echo(f"created {table.path}: {columns_text(table)}")
     what = f"{len(files)} files" if len(files) > 1 else str(paths[0])
     rate = row_count / max(seconds, 1e-3)
     rows = f"{row_count:,} row{'' if row_count == 1 else 's'}"

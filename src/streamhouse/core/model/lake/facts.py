@@ -28,7 +28,7 @@ __all__ = [
     "SideLakeState",
     "are_rows_scattered",
     "is_rest_catalog",
-    "parse_catalog_properties",
+    "parse_properties",
 ]
 
 COMMIT_USER_PROPERTY: Final = "commit-user"
@@ -394,14 +394,14 @@ def is_rest_catalog(properties: Mapping[str, str]) -> bool:
     return kind.lower() == "rest"
 
 
-def parse_catalog_properties(texts: Iterable[str]) -> dict[str, str]:
-    """Read catalog properties in the form of the command line, each `KEY=VALUE`."""
+def parse_properties(texts: Iterable[str], *, name: str) -> dict[str, str]:
+    """Read properties in the form of the command line, each `KEY=VALUE`, of the option `name`."""
     properties = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
             # The value may be a secret: only the key is repeated.
-            raise InvalidRequestError(f"--catalog-property '{key}' must be KEY=VALUE")
+            raise InvalidRequestError(f"{name} '{key}' must be KEY=VALUE")
         properties[key] = value
     return properties
 
