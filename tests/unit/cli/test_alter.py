@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from streamhouse.cli import cli
-from streamhouse.cli.client_commands import alter
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 
@@ -26,31 +24,42 @@ class _Asked(BaseHTTPRequestHandler):
     """Keeps the changes that it is asked for, and refuses them."""
 
     changes: list[Any]
+    status = 403
+    answer = _REFUSAL
 
     def do_PATCH(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.changes += json.loads(body)["changes"]
-        self.send_response(403)
+        self.send_response(self.status)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(_REFUSAL)))
+        self.send_header("Content-Length", str(len(self.answer)))
         self.end_headers()
-        self.wfile.write(_REFUSAL)
+        self.wfile.write(self.answer)
 
     def log_message(self, *_: Any) -> None:
         """Print nothing."""
 
 
+@contextlib.contextmanager
+def _served(**answer: Any) -> Iterator[tuple[str, list[Any]]]:
+    changes: list[Any] = []
+    handler = type("_Kept", (_Asked,), {"changes": changes, **answer})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", changes
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @pytest.fixture
 def asked() -> Iterator[tuple[str, list[Any]]]:
     """Return the endpoint of a service, and the list of what it was asked for."""
-    changes: list[Any] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("_Kept", (_Asked,), {"changes": changes}))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", changes
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with _served() as served:
+        yield served
 
 
 @pytest.mark.parametrize(
@@ -75,9 +84,7 @@ def test_a_dot_leads_into_a_column(
     assert changes == [change]
 
 
-def test_the_new_columns_are_printed_as_create_prints_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_new_columns_are_printed_as_create_prints_them() -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("item", pa.string())])
     descriptor = TableDescriptor(
         path=TablePath.parse("db.t"),
@@ -86,10 +93,9 @@ def test_the_new_columns_are_printed_as_create_prints_them(
         bucket_count=1,
     )
     table = TableInfo(descriptor=descriptor, table_id=1, created_at_us=0)
-    client = SimpleNamespace(alter_schema=lambda *_: table)
-    monkeypatch.setattr(alter, "open_client", lambda *_, **__: contextlib.nullcontext(client))
-
-    done = CliRunner().invoke(cli, ["alter", "db.t", "--drop-not-null", "item"])
+    with _served(status=200, answer=json.dumps(table.to_json()).encode()) as (endpoint, _):
+        arguments = ["alter", "db.t", "--drop-not-null", "item", "--endpoint", endpoint]
+        done = CliRunner().invoke(cli, arguments)
 
     assert done.output.endswith(": id bigint not null, item string; primary key id\n")
 
