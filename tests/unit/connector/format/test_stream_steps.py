@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from streamhouse.connector.format._stream_steps import (
 )
 from streamhouse.reading.options.options import STEPS_MARK
 
+ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
+
 
 class Node:
     """A node of a plan of Spark Connect."""
@@ -30,7 +33,8 @@ class Node:
         self._child = child
         self._columns = [col("id")]
         self._options = options
-        self._is_streaming = options is not None
+        if options is not None:
+            self._is_streaming = True
 
     def to_proto(self) -> None: ...
 
@@ -49,6 +53,16 @@ class Query:
         self.is_stopped.set()
 
 
+class Settings(dict[str, str]):
+    """The settings of a session, and those that a query has kept."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def unset(self, key: str) -> None:
+        del self[key]
+
+
 def writer_of(plan: Node) -> tuple[Any, list[str | None]]:
     """Return a writer of Spark Connect, and the notes in its plan at each start."""
     noted: list[str | None] = []
@@ -65,7 +79,7 @@ def writer_of(plan: Node) -> tuple[Any, list[str | None]]:
         def start(self) -> Query:
             node: Node | None = plan
             while node is not None:
-                if node._is_streaming:
+                if getattr(node, "_is_streaming", False):
                     noted.append((node._options or {}).get(STEPS_MARK))
                 node = node._child
             return Query(self.triggers)
@@ -126,3 +140,31 @@ def test_a_spark_that_gives_limits_calls_the_reader_itself() -> None:
     reader: Any = object()
 
     assert not GIVES_READ_LIMITS or as_spark_calls(reader, {}) is reader
+
+
+@pytest.mark.parametrize("before", [{}, {ADAPTIVE: "true"}])
+@pytest.mark.parametrize("has_table", [False, True])
+def test_a_stream_with_a_table_beside_it_starts_without_adaptive_execution(
+    before: dict[str, str], has_table: bool
+) -> None:
+    kept: list[dict[str, str]] = []
+    session = SimpleNamespace(conf=Settings(before), catalog=None)
+    table = Node()
+    table._is_streaming = False
+
+    class Writer:
+        _write_stream = Node(Node(table if has_table else None, options=dict(named_load())))
+        _session = session
+
+        def trigger(self, **_: Any) -> Any:
+            return self
+
+        def start(self) -> Query:
+            kept.append(dict(session.conf))
+            return Query([])
+
+    run_in_steps(Writer)
+    Writer().start()
+
+    assert kept == [{ADAPTIVE: "false"} if has_table else before]
+    assert session.conf == before
