@@ -127,15 +127,25 @@ class LakeFilesystem:
         import pyarrow.parquet as pq  # noqa: PLC0415 - loaded with the first file
 
         with self._open_pieces(uri) as source, self._damage(uri):
-            if file_bytes is not None and source.size() != file_bytes:
-                raise CorruptDataError(
-                    f"lake file '{uri}' has {source.size()} bytes, not the {file_bytes} of its"
-                    " table's metadata; restore it from a copy"
-                )
+            _check_size(uri, source, file_bytes)
             # A row group's columns come together, as an object store wants it.
             file = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
             _check_name(uri, file.metadata.metadata or {})
             yield file
+
+    def read_range(self, uri: str, start: int, size: int, *, file_bytes: int | None) -> bytes:
+        """Return a piece of a file; `CorruptDataError` as for `open_parquet`, or if it ends early.
+
+        No piece is larger than its file: a size in damaged metadata allocates nothing.
+        """
+        with self._open_pieces(uri) as source, self._damage(uri):
+            _check_size(uri, source, file_bytes)
+            if start < 0 or size < 0 or start + size > source.size():
+                raise CorruptDataError(
+                    f"lake file '{uri}' has {source.size()} bytes, and its table's metadata name"
+                    f" {size} bytes from byte {start} on; restore it from a copy"
+                )
+            return bytes(source.read_at(size, start))
 
     def _open_pieces(self, uri: str) -> pa.NativeFile:
         """Open a file for reading in pieces, in order.
@@ -301,6 +311,14 @@ class LakeFilesystem:
 def file_name_metadata(uri: str) -> dict[str, str]:
     """Return Parquet metadata with the file's own name, by which an exchanged file shows."""
     return {_FILE_NAME_KEY: uri.rsplit("/", 1)[-1]}
+
+
+def _check_size(uri: str, source: pa.NativeFile, file_bytes: int | None) -> None:
+    if file_bytes is not None and source.size() != file_bytes:
+        raise CorruptDataError(
+            f"lake file '{uri}' has {source.size()} bytes, not the {file_bytes} of its"
+            " table's metadata; restore it from a copy"
+        )
 
 
 def _check_name(uri: str, metadata: Mapping[bytes, bytes]) -> None:
