@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from streamhouse.core.errors import CorruptDataError
-from streamhouse.lake.files._deletion_vectors import decode_positions, encode_positions
+from streamhouse.lake.files.deletes._deletion_vectors import decode_positions, encode_positions
 
 Positions = npt.NDArray[np.int64]
 

@@ -252,10 +252,12 @@ def _delete_merges(
 ) -> Iterator[tuple[LiveDeletes, ...]]:
     by_partition: Mapping[tuple[int, PartitionValues], list[LiveDeletes]] = defaultdict(list)
     for delete in deletes:
+        if delete.is_vector:
+            continue
         by_partition[(delete.spec_id, delete.partition)].append(delete)
     for members in by_partition.values():
         # Delete files have no order of their own: files of one size become neighbours.
-        members.sort(key=lambda delete: (delete.size_bytes, delete.path))
+        members.sort(key=lambda delete: (delete.size_bytes, delete.deletes.path))
         runs = merge_runs(
             [delete.size_bytes for delete in members],
             full_bytes=limits.target_bytes,

@@ -81,7 +81,7 @@ def remove_files(
     """
     doomed = {file.path for file in files}
     staying = {file.path for file in inventory.files} - doomed
-    deletes = [file.path for file in inventory.deletes if not file.data_paths & staying]
+    deletes = [file.deletes for file in inventory.deletes if not file.data_paths & staying]
     snapshot_id = commit_replacement(
         lake_table,
         LakeReplacement(

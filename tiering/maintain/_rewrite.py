@@ -21,7 +21,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.lake.commits.committer import IcebergLakeTable
 from streamhouse.lake.commits.replacement import LakeReplacement, commit_replacement
-from streamhouse.lake.files.deleted_positions import read_deleted_positions
+from streamhouse.lake.files.deletes.deleted_positions import Deletes, read_deleted_positions
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.parquet_writer import WrittenFile, clustered_format
 from streamhouse.lake.files.position_deletes import (
@@ -121,7 +121,7 @@ class Rewrite:
                 number=number,
                 table=self.table,
                 data_paths=tuple((file.path, file.row_count) for file in group.files),
-                delete_paths=tuple(sorted({d for file in group.files for d in file.deletes})),
+                deletes=tuple({d: None for file in group.files for d in file.deletes}),
                 lake_schema=schema.serialize().to_pybytes(),
                 bucket=group.bucket,
                 partition=group.partition,
@@ -148,7 +148,7 @@ class Rewrite:
         for number, merge in enumerate(self.plan.merges):
             positions = read_deleted_positions(
                 self.filesystem,
-                [deletes.path for deletes in merge],
+                [deletes.deletes for deletes in merge],
                 data_paths={p for deletes in merge for p in deletes.data_paths}
                 & self.plan.live_paths,
             )
@@ -168,7 +168,9 @@ class Rewrite:
             )
         return written
 
-    def _removed(self) -> list[str]:
-        paths = [file.path for group in self.plan.groups for file in group.files]
-        paths += [deletes.path for deletes in self.plan.dropped]
-        return paths + [deletes.path for merge in self.plan.merges for deletes in merge]
+    def _removed(self) -> list[str | Deletes]:
+        return [
+            *(file.path for group in self.plan.groups for file in group.files),
+            *(deletes.deletes for deletes in self.plan.dropped),
+            *(deletes.deletes for merge in self.plan.merges for deletes in merge),
+        ]

@@ -48,7 +48,7 @@ def copy_tasks(
             raise UnsupportedError(
                 f"lake table '{source.name}': the batch layout cannot begin with file"
                 f" '{file.path}', which is not Parquet or to which another engine's equality"
-                " deletes or deletion vectors apply; rewrite it with that engine"
+                " deletes apply; rewrite it with that engine"
             )
     layout = target.layout
     file_bytes = table.properties().datalake_target_file_bytes
@@ -63,7 +63,7 @@ def copy_tasks(
             number=number,
             table=str(table.path),
             data_paths=tuple((file.path, file.row_count) for file in group),
-            delete_paths=tuple(sorted({path for file in group for path in file.deletes})),
+            deletes=tuple({deletes: None for file in group for deletes in file.deletes}),
             lake_schema=source.file_schema.serialize().to_pybytes(),
             copied_as=target.file_schema.serialize().to_pybytes(),
             bucket=part.bucket,

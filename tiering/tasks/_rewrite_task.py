@@ -23,7 +23,7 @@ from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.model.partitioning import Clustering
 from streamhouse.core.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
 from streamhouse.lake.files.clustering import ClusteredWriter
-from streamhouse.lake.files.deleted_positions import read_deleted_positions
+from streamhouse.lake.files.deletes.deleted_positions import Deletes, read_deleted_positions
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.name_mapping import NameMapping
 from streamhouse.lake.files.parquet_writer import (
@@ -43,8 +43,8 @@ __all__ = ["RewriteResult", "RewriteTask", "run_rewrite"]
 class RewriteTask:
     """The inputs of a task, as plain data.
 
-    `data_paths` are read in order, each with its row count; `delete_paths` are files of position
-    deletes for them. `number` identifies the task within its rewrite.
+    `data_paths` are read in order, each with its row count; `deletes` are the deletes of their
+    rows. `number` identifies the task within its rewrite.
 
     A copy into another lake table has the target's `partitioning` instead of a `partition`, and
     the target's file schema in `copied_as`: the same columns, perhaps with other ids of nested
@@ -54,7 +54,7 @@ class RewriteTask:
     number: int
     table: str
     data_paths: tuple[tuple[str, int], ...]
-    delete_paths: tuple[str, ...]
+    deletes: tuple[Deletes, ...]
     lake_schema: bytes = field(repr=False)
     bucket: int
     partition: PartitionValues
@@ -115,7 +115,7 @@ def _rewrite(
 ) -> RewriteResult:
     schema = pa.ipc.read_schema(pa.py_buffer(task.lake_schema))
     deleted = read_deleted_positions(
-        task.files, task.delete_paths, data_paths=[path for path, _ in task.data_paths]
+        task.files, task.deletes, data_paths=[path for path, _ in task.data_paths]
     )
     writer = PartitionedParquetWriter(
         task.files,

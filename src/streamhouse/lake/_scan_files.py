@@ -18,7 +18,6 @@ from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
-    FileFormat,
     ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
@@ -32,9 +31,9 @@ from streamhouse.core.errors import UnsupportedError
 from streamhouse.lake._scan_request import ScanRequest
 from streamhouse.lake.files._bounded_io import check_paths
 from streamhouse.lake.snapshots._manifests import live_entries, manifests_of
-from streamhouse.lake.snapshots.live_files import path_bounds
+from streamhouse.lake.snapshots.live_files import is_vector, path_bounds
 
-__all__ = ["FIRST", "PlannedFile", "ScanPage", "ScanPlace", "Vector", "page_at", "vector_of"]
+__all__ = ["FIRST", "PlannedFile", "ScanPage", "ScanPlace", "page_at"]
 
 FILES_MAX: Final = 10_000
 DELETE_FILES_MAX: Final = 50_000
@@ -42,8 +41,6 @@ REFERENCES_MAX: Final = 1_000_000
 _RESIDUAL_BYTES_MAX: Final = 16 << 20
 JUDGED_MAX: Final = 500_000
 GROUP_MANIFESTS: Final = 64
-# Where format version 3 puts the fields of a deletion vector in a file's record.
-_REFERENCED, _OFFSET, _SIZE = 17, 18, 19
 
 
 class ScanPlace(NamedTuple):
@@ -54,14 +51,6 @@ class ScanPlace(NamedTuple):
 
 
 FIRST: Final = ScanPlace(0, 0)
-
-
-class Vector(NamedTuple):
-    """The place of a deletion vector in its file, and the data file that it is for."""
-
-    data_path: str
-    offset: int
-    size_bytes: int
 
 
 class PlannedFile(NamedTuple):
@@ -77,13 +66,6 @@ class ScanPage:
 
     files: Sequence[PlannedFile]
     next_place: ScanPlace | None
-
-
-def vector_of(file: DataFile) -> Vector | None:
-    """Return the place of the deletion vector that a delete file's record is of."""
-    if file.file_format is not FileFormat.PUFFIN:
-        return None
-    return Vector(file[_REFERENCED], file[_OFFSET], file[_SIZE])
 
 
 def page_at(
@@ -244,7 +226,7 @@ class _Deletes:
             if (deletes.sequence_number or 0) >= sequence and _may_name(deletes.data_file, path)
         ]
         # A deletion vector has the deletes of every older file of position deletes, too.
-        vectors = [file for file in positions if vector_of(file) is not None]
+        vectors = [file for file in positions if is_vector(file)]
         equality = [
             deletes.data_file
             for key in (_equality(partition), _equality(None))
@@ -260,10 +242,9 @@ class _Deletes:
             if self.metadata.specs()[file.spec_id].is_unpartitioned():
                 return _equality(None)
             return _equality(partition) if partition in self._partitions else None
-        vector, (lower, upper) = vector_of(file), path_bounds(file)
-        path = lower if vector is None else vector.data_path
-        if vector is not None or (lower is not None and lower == upper):
-            return path if path in self._paths else None
+        lower, upper = path_bounds(file)
+        if lower is not None and lower == upper:
+            return lower if lower in self._paths else None
         return partition if partition in self._partitions else None
 
 

@@ -26,9 +26,12 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType
 
 from streamhouse.core.errors import NotFoundError, UnsupportedError
-from streamhouse.lake._scan_files import FIRST, ScanPage, ScanPlace, Vector, page_at, vector_of
+from streamhouse.lake._scan_files import FIRST, ScanPage, ScanPlace, page_at
 from streamhouse.lake._scan_request import ScanRequest
+from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector
+from streamhouse.lake.files.deletes.deleted_positions import Deletes
 from streamhouse.lake.iceberg_errors import lake_errors
+from streamhouse.lake.snapshots.live_files import deletes_of
 
 __all__ = ["next_tasks", "planned_scan"]
 
@@ -113,13 +116,13 @@ def _tasks(
 
 def _answer(metadata: TableMetadata, page: ScanPage, request: ScanRequest) -> dict[str, Any]:
     types = {field.field_id: field.field_type for s in metadata.schemas for field in _fields(s)}
-    numbers: dict[tuple[str, Vector | None], int] = {}
+    numbers: dict[Deletes, int] = {}
     delete_files: list[dict[str, Any]] = []
     tasks = []
     for planned in page.files:
         references = []
         for file in planned.deletes:
-            key = (file.file_path, vector_of(file))
+            key = deletes_of(file)
             if key not in numbers:
                 numbers[key] = len(delete_files)
                 delete_files.append(_delete_file(file, metadata, types))
@@ -139,8 +142,8 @@ def _delete_file(
     file: DataFile, metadata: TableMetadata, types: Mapping[int, IcebergType]
 ) -> dict[str, Any]:
     value = _content_file(file, metadata, types, frozenset())
-    vector = vector_of(file)
-    if vector is not None:
+    vector = deletes_of(file)
+    if isinstance(vector, DeletionVector):
         value["referenced-data-file"] = vector.data_path
         value["content-offset"] = vector.offset
         value["content-size-in-bytes"] = vector.size_bytes

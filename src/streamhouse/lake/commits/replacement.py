@@ -27,6 +27,7 @@ from streamhouse.lake.commits._staged_snapshot import (
 )
 from streamhouse.lake.commits.committer import IcebergLakeTable
 from streamhouse.lake.files._written_files import data_files, position_delete_files
+from streamhouse.lake.files.deletes.deleted_positions import Deletes
 from streamhouse.lake.files.parquet_writer import WrittenFile
 from streamhouse.lake.files.position_deletes import WrittenDeletes
 from streamhouse.lake.snapshots._coverage import round_properties, table_properties
@@ -41,14 +42,14 @@ __all__ = ["LakeReplacement", "commit_replacement", "seal"]
 class LakeReplacement:
     """`files` and `deletes` hold exactly the live rows of `removed`, as of the snapshot of `base`.
 
-    `files` are data files, with the id of their partition spec; `removed` are paths of data and
-    delete files alike. With `is_removal` nothing takes their place: the rows of `removed` below
+    `files` are data files, with the id of their partition spec; `removed` are data files, by
+    path, and deletes. With `is_removal` nothing takes their place: the rows of `removed` below
     `expired_offsets`, in the buckets listed, have reached their time to live. `epoch` is the
     claim's.
     """
 
     base: Inventory
-    removed: Collection[str]
+    removed: Collection[str | Deletes]
     files: Sequence[tuple[int, Sequence[WrittenFile]]] = ()
     deletes: Sequence[WrittenDeletes] = ()
     epoch: int
@@ -174,7 +175,7 @@ class _Replacement:
                 continue
             if manifest.sequence_number <= self.base_sequence:
                 continue
-            for entry in live_entries(table.io, manifest):
+            for entry in live_entries(table.io, manifest, version=3):
                 if (entry.sequence_number or 0) <= self.base_sequence:
                     continue
                 lower, upper = path_bounds(entry.data_file)

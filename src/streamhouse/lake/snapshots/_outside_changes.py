@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyiceberg.conversions import from_bytes
@@ -47,7 +47,7 @@ from streamhouse.lake.snapshots._manifests import (
     live_entries,
     manifests_of,
 )
-from streamhouse.lake.snapshots.live_files import unreadable_because
+from streamhouse.lake.snapshots.live_files import is_vector, path_bounds, unreadable_because
 
 __all__ = [
     "check_outside_commit",
@@ -112,6 +112,11 @@ def check_outside_commit(
                 raise ForbiddenError(f"{where}: {stay}")
             if is_added and (problem := unreadable_because(file)):
                 raise ForbiddenError(f"{where}: {problem}")
+            if is_added and is_vector(file) and metadata.format_version < 3:
+                raise ForbiddenError(
+                    f"{where}: file '{file.file_path}' is a deletion vector, which format version"
+                    f" {metadata.format_version} does not have; use position deletes"
+                )
             if is_added and file.content is DataFileContent.DATA:
                 _check_rows(where, file, metadata.schema(), covered)
             change.count(file, is_added=is_added)
@@ -195,6 +200,10 @@ def _oldest_change(
     return oldest
 
 
+# A file's path, and the data file that a deletion vector is for.
+_Identity = tuple[str, str | None]
+
+
 @dataclass
 class _Change:
     """The effect of a commit on rows in data files, and on rows named by delete files."""
@@ -202,15 +211,27 @@ class _Change:
     rows: int = 0
     hidden_rows: int = 0
     shown_rows: int = 0
+    _vectors: dict[str | None, int] = field(default_factory=dict)
 
     def count(self, file: DataFile, *, is_added: bool) -> None:
         """Count a file that comes or goes."""
         if file.content is DataFileContent.DATA:
             self.rows += file.record_count if is_added else -file.record_count
+        elif is_vector(file):
+            self._count_vector(file, is_added=is_added)
         elif is_added:
             self.hidden_rows += file.record_count
         else:
             self.shown_rows += file.record_count
+
+    def _count_vector(self, file: DataFile, *, is_added: bool) -> None:
+        # A new vector has the rows of the vector that it replaces, too.
+        data_path = path_bounds(file)[0]
+        before = self._vectors.get(data_path, 0)
+        after = before + (file.record_count if is_added else -file.record_count)
+        self._vectors[data_path] = after
+        self.hidden_rows += max(after, 0) - max(before, 0)
+        self.shown_rows += max(-after, 0) - max(-before, 0)
 
     @property
     def newly_hidden_rows(self) -> int:
@@ -279,18 +300,18 @@ def _changed_files(
                 f"{where}: manifest '{path}' is new, but says that snapshot"
                 f" {manifest.added_snapshot_id} has added it"
             )
-        for entry in entries_of(io, manifest):
+        for entry in entries_of(io, manifest, version=3):
             file, is_kept = entry.data_file, entry.status is ManifestEntryStatus.EXISTING
             if not is_kept and entry.snapshot_id not in (None, snapshot.snapshot_id):
                 continue
             if entry.status is not ManifestEntryStatus.ADDED:
-                if not left_out[file.file_path]:
+                if not left_out[_identity(file)]:
                     raise ForbiddenError(
                         f"{where}: file '{file.file_path}' is"
                         f" {'carried on' if is_kept else 'removed'} from before the commit, but was"
                         " not there, or is named twice, or its old manifest stays"
                     )
-                left_out[file.file_path].pop()
+                left_out[_identity(file)].pop()
             if not is_kept:
                 yield entry.status, file
     for files in left_out.values():
@@ -308,14 +329,19 @@ def _manifests_before(
 
 def _files_left_out(
     before: Mapping[str, ManifestFile], after: Container[str], io: FileIO
-) -> defaultdict[str, list[DataFile]]:
-    """Return the live files, by path, of the manifests that a snapshot has no more."""
+) -> defaultdict[_Identity, list[DataFile]]:
+    """Return the live files of the manifests that a snapshot has no more."""
     files = defaultdict(list)
     for path, manifest in before.items():
         if path not in after:
-            for entry in live_entries(io, manifest):
-                files[entry.data_file.file_path].append(entry.data_file)
+            for entry in live_entries(io, manifest, version=3):
+                files[_identity(entry.data_file)].append(entry.data_file)
     return files
+
+
+def _identity(file: DataFile) -> _Identity:
+    """Return a file's path; a Puffin file has vectors, each for the data file that it names."""
+    return file.file_path, path_bounds(file)[0] if is_vector(file) else None
 
 
 def _check_rows(

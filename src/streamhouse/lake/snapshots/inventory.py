@@ -25,12 +25,19 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
 
 from streamhouse.core.model.lake.facts import ORPHANS_REMOVED_PROPERTY
-from streamhouse.lake.files.deleted_positions import data_paths_of
+from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector
+from streamhouse.lake.files.deletes.deleted_positions import Deletes, data_paths_of
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.partition_layout import PartitionValues
 from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.snapshots._manifests import live_entries, manifests_of
-from streamhouse.lake.snapshots.live_files import SystemBounds, path_bounds
+from streamhouse.lake.snapshots.live_files import (
+    SystemBounds,
+    deletes_of,
+    is_vector,
+    path_bounds,
+    unreadable_because,
+)
 
 __all__ = [
     "Head",
@@ -86,7 +93,7 @@ def head_of(table: Table) -> Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFile:
-    """One data file of a snapshot; `deletes` names the delete files that name it.
+    """One data file of a snapshot, with the `deletes` of its rows.
 
     `bucket` is None for a file with possible rows of several buckets; `end_offset` and the times
     are None for a file without an end offset and the times of its oldest and newest rows. A file
@@ -104,7 +111,7 @@ class LiveFile:
     first_timestamp_us: int | None = None
     last_timestamp_us: int | None = None
     deleted_rows: int = 0
-    deletes: tuple[str, ...] = ()
+    deletes: tuple[Deletes, ...] = ()
     is_fixed: bool = False
 
     @property
@@ -127,25 +134,32 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveDeletes:
-    """A position delete file of a snapshot, and its data files, live or not."""
+    """Position deletes of a snapshot, and the data files, live or not, that need them."""
 
-    path: str
+    deletes: Deletes
     spec_id: int
     partition: PartitionValues
     size_bytes: int
     row_count: int
     data_paths: frozenset[str]
 
+    @property
+    def is_vector(self) -> bool:
+        """Whether it is a deletion vector, of which a data file has one at most."""
+        return isinstance(self.deletes, DeletionVector)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """The files of a snapshot. `data_files` has every file by path, also delete files."""
+    """The files of a snapshot. `data_files` has the entry of each data file, by path, and of each
+    file of deletes, by the deletes: a Puffin file has several.
+    """
 
     snapshot_id: int
     sequence_number: int
     files: tuple[LiveFile, ...] = field(repr=False)
     deletes: tuple[LiveDeletes, ...] = field(repr=False)
-    data_files: Mapping[str, DataFile] = field(repr=False)
+    data_files: Mapping[str | Deletes, DataFile] = field(repr=False)
 
 
 class InventoryReader:
@@ -154,7 +168,7 @@ class InventoryReader:
     def __init__(self, filesystem: LakeFilesystem) -> None:
         self._filesystem = filesystem
         self._manifests: dict[str, list[DataFile]] = {}
-        self._names: dict[str, Mapping[str, int]] = {}
+        self._names: dict[Deletes, Mapping[str, int]] = {}
 
     def read(self, table: Table) -> Inventory | None:
         """Return the files of the table's current snapshot, None when it has none."""
@@ -175,15 +189,26 @@ class InventoryReader:
             (data if manifest.content is ManifestContent.DATA else deletes).extend(files)
         self._manifests = files_by_manifest if len(data) <= FILES_REMEMBERED_MAX else {}
         foldable = [file for file in deletes if _is_foldable(file)]
-        names = {file.file_path: self._names_in(file) for file in foldable}
+        names = {deletes_of(file): self._names_in(file) for file in foldable}
         self._names = names
+        # A vector has the deletes of every file of position deletes, too.
+        replaced = {path_bounds(file)[0] for file in foldable if is_vector(file)}
+        needed = {
+            deletes: counts
+            if isinstance(deletes, DeletionVector)
+            else {path: count for path, count in counts.items() if path not in replaced}
+            for deletes, counts in names.items()
+        }
         is_fixed = _fixed_partitions(table, (file for file in deletes if not _is_foldable(file)))
         return Inventory(
             snapshot_id=snapshot.snapshot_id,
             sequence_number=snapshot.sequence_number or 0,
-            files=tuple(_with_deletes([_live_file(f) for f in data], names, is_fixed)),
-            deletes=tuple(_live_deletes(file, names[file.file_path]) for file in foldable),
-            data_files={file.file_path: file for file in (*data, *deletes)},
+            files=tuple(_with_deletes([_live_file(f) for f in data], needed, is_fixed)),
+            deletes=tuple(_live_deletes(file, needed[deletes_of(file)]) for file in foldable),
+            data_files={
+                **{file.file_path: file for file in data},
+                **{deletes_of(file): file for file in foldable},
+            },
         )
 
     def _names_in(self, file: DataFile) -> Mapping[str, int]:
@@ -191,7 +216,7 @@ class InventoryReader:
         lower, upper = path_bounds(file)
         if lower is not None and lower == upper:
             return {lower: file.record_count}
-        cached_names = self._names.get(file.file_path)
+        cached_names = self._names.get(deletes_of(file))
         return (
             data_paths_of(self._filesystem, file.file_path)
             if cached_names is None
@@ -207,14 +232,12 @@ def _values(record: Record) -> PartitionValues:
 def _live_files(manifest: ManifestFile, io: FileIO) -> list[DataFile]:
     if not (manifest.has_added_files() or manifest.has_existing_files()):
         return []
-    return [entry.data_file for entry in live_entries(io, manifest)]
+    return [entry.data_file for entry in live_entries(io, manifest, version=3)]
 
 
 def _is_foldable(file: DataFile) -> bool:
-    """Whether the file has position deletes in Parquet, the kind of Streamhouse's own deletes."""
-    return (
-        file.content is DataFileContent.POSITION_DELETES and file.file_format is FileFormat.PARQUET
-    )
+    """Whether the file has position deletes that Streamhouse reads."""
+    return file.content is DataFileContent.POSITION_DELETES and not unreadable_because(file)
 
 
 def _fixed_partitions(table: Table, deletes: Iterable[DataFile]) -> set[_Partition] | None:
@@ -249,7 +272,7 @@ def _live_file(file: DataFile) -> LiveFile:
 
 def _live_deletes(file: DataFile, names: Mapping[str, int]) -> LiveDeletes:
     return LiveDeletes(
-        path=file.file_path,
+        deletes=deletes_of(file),
         spec_id=file.spec_id,
         partition=_values(file.partition),
         size_bytes=file.file_size_in_bytes,
@@ -260,19 +283,19 @@ def _live_deletes(file: DataFile, names: Mapping[str, int]) -> LiveDeletes:
 
 def _with_deletes(
     files: Iterable[LiveFile],
-    names: Mapping[str, Mapping[str, int]],
+    names: Mapping[Deletes, Mapping[str, int]],
     fixed: set[_Partition] | None,
 ) -> Iterable[LiveFile]:
     """Yield the files with their deletes."""
-    applying: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for delete_path, counts in names.items():
+    applying: dict[str, list[tuple[Deletes, int]]] = defaultdict(list)
+    for deletes, counts in names.items():
         for data_path, count in counts.items():
-            applying[data_path].append((delete_path, count))
+            applying[data_path].append((deletes, count))
     for file in files:
         ours = applying.get(file.path, ())
         yield replace(
             file,
             deleted_rows=sum(count for _, count in ours),
-            deletes=tuple(path for path, _ in ours),
+            deletes=tuple(deletes for deletes, _ in ours),
             is_fixed=file.is_fixed or fixed is None or (file.spec_id, file.partition) in fixed,
         )

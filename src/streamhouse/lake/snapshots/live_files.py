@@ -31,7 +31,7 @@ from pyiceberg.manifest import (
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
-from streamhouse.core.errors import UnsupportedError
+from streamhouse.core.errors import CorruptDataError, UnsupportedError
 from streamhouse.core.model.schema import TIMESTAMP_COLUMN
 from streamhouse.lake.files._field_ids import (
     BUCKET_FIELD_ID,
@@ -39,6 +39,8 @@ from streamhouse.lake.files._field_ids import (
     TIMESTAMP_FIELD_ID,
 )
 from streamhouse.lake.files.bounds import integer_bound
+from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector
+from streamhouse.lake.files.deletes.deleted_positions import DeleteFile, Deletes
 from streamhouse.lake.files.position_deletes import PATH_FIELD_ID, LakeFile
 from streamhouse.lake.snapshots._manifests import (
     ManifestRow,
@@ -58,6 +60,8 @@ __all__ = [
     "added_files",
     "data_files",
     "delete_files",
+    "deletes_of",
+    "is_vector",
     "live_data_files",
     "newest_row_us",
     "path_bounds",
@@ -67,6 +71,8 @@ __all__ = [
 
 FILES_KEPT_MAX: Final = 200_000
 _ADDED: Final = "#added"
+# Where format version 3 puts the place of a deletion vector in a file's record.
+_REFERENCED, _OFFSET, _SIZE = 17, 18, 19
 _LOWEST: Final = -(2**63)
 _HIGHEST: Final = 2**63 - 1
 
@@ -161,14 +167,12 @@ class ManifestFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteEntry:
-    """One file of position deletes. It applies to data files of the same or a lower sequence
-    whose path lies between the bounds; None is unbounded.
+    """A file of position deletes, or a deletion vector. It applies to data files of the same or a
+    lower sequence whose path lies between the bounds; None is unbounded.
     """
 
-    path: str
-    file_bytes: int
+    deletes: Deletes
     sequence: int
-    row_count: int
     path_lower: str | None
     path_upper: str | None
 
@@ -182,19 +186,38 @@ class DeleteEntry:
 
 
 class DeleteIndex:
-    """Delete files by the data files in their reach."""
+    """Deletes by the data files in their reach.
+
+    Raises `CorruptDataError` for two deletion vectors of one data file.
+    """
 
     def __init__(self, entries: Iterable[DeleteEntry]) -> None:
         self._of_one_file: dict[str, list[DeleteEntry]] = {}
         self._of_several: list[DeleteEntry] = []
+        self._vectors: dict[str, DeleteEntry] = {}
         for entry in entries:
-            if entry.path_lower is not None and entry.path_lower == entry.path_upper:
+            vector = entry.deletes
+            if isinstance(vector, DeletionVector):
+                other = self._vectors.setdefault(vector.data_path, entry)
+                if other is not entry:
+                    raise CorruptDataError(
+                        f"lake file '{vector.data_path}' has two deletion vectors, in"
+                        f" '{other.deletes.path}' and '{vector.path}'; only one may be in a"
+                        " snapshot: roll the table back to a snapshot before"
+                    )
+            elif entry.path_lower is not None and entry.path_lower == entry.path_upper:
                 self._of_one_file.setdefault(entry.path_lower, []).append(entry)
             else:
                 self._of_several.append(entry)
 
     def applying_to(self, path: str, sequence: int) -> list[DeleteEntry]:
-        """Return the delete files that may hide rows of a data file."""
+        """Return the deletes that may hide rows of a data file.
+
+        A deletion vector has the deletes of every file of position deletes, too.
+        """
+        vector = self._vectors.get(path)
+        if vector is not None and vector.may_apply(path, sequence):
+            return [vector]
         candidates = [*self._of_one_file.get(path, ()), *self._of_several]
         return [entry for entry in candidates if entry.may_apply(path, sequence)]
 
@@ -247,12 +270,13 @@ def added_files(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
 def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[DeleteEntry]:
     """Return the live delete files of a delete manifest.
 
-    Raises `UnsupportedError` for equality deletes and deletion vectors: leaving them out would
-    return deleted rows.
+    Raises `UnsupportedError` for equality deletes: leaving them out would return deleted rows.
     """
     entries: Sequence[DeleteEntry] | None = _cache.get(manifest.manifest_path)
     if entries is None:
-        entries = [_delete_entry(entry, table=table) for entry in live_entries(io, manifest)]
+        entries = [
+            _delete_entry(entry, table=table) for entry in live_entries(io, manifest, version=3)
+        ]
         _cache.put(manifest.manifest_path, entries)
     return entries
 
@@ -260,13 +284,17 @@ def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[
 def unreadable_because(file: DataFile) -> str:
     """Return why a lake table with this file is unreadable; empty for a readable file.
 
-    Commits are checked by the same rule (`_outside_changes.py`).
+    The file has the fields of format version 3. Commits are checked by the same rule
+    (`_outside_changes.py`).
     """
     if file.content is DataFileContent.EQUALITY_DELETES:
         return (
             f"file '{file.file_path}' has equality deletes, which not every engine reads, and"
             " Streamhouse does not; use position deletes or copy-on-write"
         )
+    if is_vector(file):
+        is_placed = None not in (file[_REFERENCED], file[_OFFSET], file[_SIZE])
+        return "" if is_placed else f"deletion vector '{file.file_path}' does not say of which rows"
     return unreadable_format(file.file_path, file.file_format)
 
 
@@ -286,17 +314,41 @@ def _delete_entry(entry: ManifestEntry, *, table: str) -> DeleteEntry:
         raise UnsupportedError(f"lake table '{table}': {problem}")
     lower, upper = path_bounds(file)
     return DeleteEntry(
-        path=file.file_path,
-        file_bytes=file.file_size_in_bytes,
+        deletes=deletes_of(file),
         sequence=entry.sequence_number or 0,
-        row_count=file.record_count,
         path_lower=lower,
         path_upper=upper,
     )
 
 
+def is_vector(file: DataFile) -> bool:
+    """Whether a manifest's entry is a deletion vector."""
+    return (
+        file.content is DataFileContent.POSITION_DELETES and file.file_format is FileFormat.PUFFIN
+    )
+
+
+def deletes_of(file: DataFile) -> Deletes:
+    """Return the deletes of a manifest's entry, which has the fields of format version 3."""
+    if not is_vector(file):
+        return DeleteFile(path=file.file_path, file_bytes=file.file_size_in_bytes)
+    return DeletionVector(
+        path=file.file_path,
+        file_bytes=file.file_size_in_bytes,
+        data_path=file[_REFERENCED],
+        offset=file[_OFFSET],
+        size_bytes=file[_SIZE],
+        position_count=file.record_count,
+    )
+
+
 def path_bounds(file: DataFile) -> tuple[str | None, str | None]:
-    """Return the least and greatest data path a delete file names, None where not known."""
+    """Return the least and greatest data path a delete file names, None where not known.
+
+    The file has the fields of format version 3.
+    """
+    if is_vector(file):
+        return file[_REFERENCED], file[_REFERENCED]
     lower = (file.lower_bounds or {}).get(PATH_FIELD_ID)
     upper = (file.upper_bounds or {}).get(PATH_FIELD_ID)
     return (

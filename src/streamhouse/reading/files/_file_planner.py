@@ -27,7 +27,7 @@ from streamhouse.reading.files._file_pruning import (
     estimated_bytes,
     select_files,
 )
-from streamhouse.reading.scan.scan import DeleteFile, LakeFile
+from streamhouse.reading.scan.scan import LakeFile
 from streamhouse.reading.where._iceberg_expression import to_iceberg_expression
 
 __all__ = ["FilePlanner"]
@@ -125,7 +125,7 @@ class FilePlanner:
                 timestamp_min_us=int(times.lower[i]) if times.is_known[i] else None,
                 timestamp_max_us=int(times.upper[i]) if times.is_known[i] else None,
                 row_group_starts=tuple(files.row_group_starts[i] or ()),
-                deletes=tuple(DeleteFile(path=e.path, file_bytes=e.file_bytes) for e in ours),
+                deletes=tuple(entry.deletes for entry in ours),
                 constants=constants[code],
                 partition=labels[code],
                 name_mapping=self._names,

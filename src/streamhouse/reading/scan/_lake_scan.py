@@ -25,7 +25,7 @@ from streamhouse.core.errors import (
     StorageFailedError,
 )
 from streamhouse.lake.files.bounds import integer_range, row_group_statistics
-from streamhouse.lake.files.deleted_positions import read_deleted_positions
+from streamhouse.lake.files.deletes.deleted_positions import read_deleted_positions
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.name_mapping import NameMapping, is_renaming
 from streamhouse.lake.files.projection import FileColumns, conformed
@@ -65,12 +65,9 @@ def read_lake_piece(
         filesystem.open_parquet(piece.path, file_bytes=piece.file_bytes) as file,
     ):
         layout = _Layout.of(file, tuple(needed.values()), piece, context)
-        deleted = read_deleted_positions(
-            filesystem,
-            [deletes.path for deletes in piece.deletes],
-            data_paths=[piece.path],
-            file_bytes={deletes.path: deletes.file_bytes for deletes in piece.deletes},
-        ).get(piece.path)
+        deleted = read_deleted_positions(filesystem, piece.deletes, data_paths=[piece.path]).get(
+            piece.path
+        )
         for group, first_row in _row_groups(file.metadata, piece):
             if not _may_hold_rows(file.metadata, group, piece, layout, context):
                 continue

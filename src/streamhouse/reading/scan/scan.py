@@ -17,12 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.lake.files.deletes.deleted_positions import Deletes
 from streamhouse.lake.files.name_mapping import NameMapping
 from streamhouse.reading.where.predicate import Predicate
 
 __all__ = [
     "ChangeForm",
-    "DeleteFile",
     "LakeFile",
     "LakePiece",
     "LogPiece",
@@ -59,14 +59,6 @@ class ScanColumn:
         return pa.field(self.name, self.type, nullable=self.nullable)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteFile:
-    """A Parquet file of position deletes."""
-
-    path: str
-    file_bytes: int
-
-
 # Not frozen: a plan makes one for each file, and a frozen value takes twice as long.
 @dataclass(slots=True, kw_only=True)
 class LakeFile:
@@ -87,7 +79,7 @@ class LakeFile:
     timestamp_min_us: int | None
     timestamp_max_us: int | None
     row_group_starts: tuple[int, ...] = ()
-    deletes: tuple[DeleteFile, ...] = ()
+    deletes: tuple[Deletes, ...] = ()
     constants: Mapping[int, Any] = field(default_factory=dict)
     partition: str = ""
     name_mapping: NameMapping | None = None
@@ -159,7 +151,7 @@ class LakePiece:
     row_count: int
     ranges: tuple[OffsetRange, ...] | None = None
     check_timestamp: bool = False
-    deletes: tuple[DeleteFile, ...] = ()
+    deletes: tuple[Deletes, ...] = ()
     constants: Mapping[int, Any] = field(default_factory=dict)
     row_group_starts: tuple[int, ...] = ()
     bucket: int | None = None

@@ -20,6 +20,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.lake.files.deletes.deleted_positions import DeleteFile
 from streamhouse.lake.snapshots.live_files import DeleteEntry, data_files
 from streamhouse.reading.files._file_pruning import LakeQuery
 from streamhouse.reading.files.planner import LakeTable, open_lake_table
@@ -344,7 +345,10 @@ def test_equality_deletes_are_refused_by_name(world: UnionWorld) -> None:
 
 def test_a_delete_applies_to_older_files_between_its_bounds() -> None:
     entry = DeleteEntry(
-        path="d", file_bytes=1, sequence=5, row_count=1, path_lower="file:/b", path_upper="file:/d"
+        deletes=DeleteFile(path="d", file_bytes=1),
+        sequence=5,
+        path_lower="file:/b",
+        path_upper="file:/d",
     )
 
     assert entry.may_apply("file:/c", 5)

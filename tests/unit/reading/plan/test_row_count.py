@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.lake.files.deletes.deleted_positions import DeleteFile
 from streamhouse.reading.plan.row_count import exact_rows
 from streamhouse.reading.scan._retraction import UPSERTS
 from streamhouse.reading.scan.scan import (
-    DeleteFile,
     LakePiece,
     LogPiece,
     Piece,

@@ -19,11 +19,12 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.model.schema import Schema
+from streamhouse.lake.files.deletes.deleted_positions import DeleteFile
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.name_mapping import MappedField
 from streamhouse.reading.plan.scan_schema import SYSTEM_COLUMNS
 from streamhouse.reading.scan._lake_scan import read_lake_piece, row_group_start
-from streamhouse.reading.scan.scan import DeleteFile, LakePiece, ScanColumn, ScanContext
+from streamhouse.reading.scan.scan import LakePiece, ScanColumn, ScanContext
 from streamhouse.reading.where.parser import parse_predicate
 from tests.support.scan_context import scan_context
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from streamhouse.lake.files.deletes.deleted_positions import DeleteFile
 from streamhouse.lake.snapshots.inventory import LiveDeletes, LiveFile
 from streamhouse.tiering.maintain._maintenance_plan import (
     RewriteLimits,
@@ -34,7 +35,7 @@ def _file(number: int, size_bytes: int = MB, **fields: Any) -> LiveFile:
 
 def _deletes(name: str, *data_paths: str, size_bytes: int = 1_000, **fields: Any) -> LiveDeletes:
     values: dict[str, Any] = {
-        "path": name,
+        "deletes": DeleteFile(path=name, file_bytes=size_bytes),
         "spec_id": 0,
         "partition": (0,),
         "size_bytes": size_bytes,
@@ -131,13 +132,13 @@ def test_files_with_many_deleted_rows_are_rewritten_even_if_large() -> None:
     plan = plan_rewrite(files, deletes, LIMITS)
 
     assert _names(plan) == [["f0001"]]
-    assert [delete.path for delete in plan.dropped] == ["d1"]
+    assert [delete.deletes.path for delete in plan.dropped] == ["d1"]
 
 
 def test_deletes_that_name_nothing_live_are_dropped() -> None:
     plan = plan_rewrite([_file(0)], [_deletes("d0", "gone"), _deletes("d1", "f0000")], LIMITS)
 
-    assert [delete.path for delete in plan.dropped] == ["d0"]
+    assert [delete.deletes.path for delete in plan.dropped] == ["d0"]
     assert not plan.groups
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamhouse.lake.files.deletes.deleted_positions import DeleteFile
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.snapshots.inventory import (
     Head,
@@ -49,7 +50,7 @@ def _file(name: str, place: int, number: int, rows: int, deleted: int = 0) -> Li
 
 def _deletes(name: str, place: int, *paths: str) -> LiveDeletes:
     return LiveDeletes(
-        path=name,
+        deletes=DeleteFile(path=name, file_bytes=1_000),
         spec_id=0,
         partition=(place,),
         size_bytes=1_000,

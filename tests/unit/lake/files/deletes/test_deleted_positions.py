@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from streamhouse.core.errors import CorruptDataError
-from streamhouse.lake.files.deleted_positions import (
+from streamhouse.lake.files.deletes._deletion_vectors import write_deletion_vectors
+from streamhouse.lake.files.deletes.deleted_positions import (
+    DeleteFile,
+    Deletes,
     data_paths_of,
     read_deleted_positions,
 )
@@ -23,15 +28,15 @@ NAMES = ("a", "b", "c/d", "ä", "\uff5e", "\U0001f600")
 
 def _deletes(
     folder: Path, rows: Sequence[tuple[str, int]], *, name: str = "d", statistics: bool = True
-) -> str:
+) -> DeleteFile:
     path = folder / f"{name}.parquet"
     names, positions = zip(*rows, strict=True)
     table = pa.table({"file_path": names, "pos": pa.array(positions, pa.int64())})
     pq.write_table(table, path, row_group_size=2, write_statistics=statistics)
-    return f"file://{path}"
+    return DeleteFile(path=f"file://{path}", file_bytes=path.stat().st_size)
 
 
-def _read(paths: Sequence[str], *wanted: str) -> dict[str, list[int]]:
+def _read(paths: Sequence[Deletes], *wanted: str) -> dict[str, list[int]]:
     found = read_deleted_positions(FILES, paths, data_paths=wanted)
     return {path: positions.tolist() for path, positions in found.items()}
 
@@ -52,7 +57,7 @@ def test_every_row_of_the_files_asked_for(
     assert _read([path], *NAMES) == dict.fromkeys(NAMES, all_of_one)
     found = _read([path, other], "b", "ä", "none")
     assert found == {"b": [3, 4, *all_of_one[1:]], "ä": all_of_one}
-    assert set(data_paths_of(FILES, path)) == set(NAMES)
+    assert set(data_paths_of(FILES, path.path)) == set(NAMES)
 
 
 @pytest.mark.parametrize("statistics", [True, False])
@@ -71,6 +76,15 @@ def test_what_is_not_the_delete_file_of_the_metadata_is_refused(tmp_path: Path) 
     pq.write_table(pa.table({"pos": [1]}), rows)
 
     with pytest.raises(CorruptDataError, match="bytes, not the 7 of its table's metadata"):
-        read_deleted_positions(FILES, [path], data_paths=["a"], file_bytes={path: 7})
+        _read([replace(path, file_bytes=7)], "a")
     with pytest.raises(CorruptDataError, match="is no file of position deletes"):
-        read_deleted_positions(FILES, [f"file://{rows}"], data_paths=["a"])
+        _read([DeleteFile(path=f"file://{rows}", file_bytes=rows.stat().st_size)], "a")
+
+
+def test_vectors_and_files_of_deletes_are_read_together(tmp_path: Path) -> None:
+    path = _deletes(tmp_path, [("a", 1), ("b", 9), ("c", 4)])
+    positions = {"b": np.array([2, 9]), "d": np.array([0])}
+    vectors = write_deletion_vectors(FILES, f"file://{tmp_path}/v.puffin", positions)
+
+    assert _read([path, *vectors], "a", "b", "d") == {"a": [1], "b": [2, 9], "d": [0]}
+    assert _read(vectors, "c") == {}

@@ -1,10 +1,14 @@
-"""Position delete files read: which rows of which data files are gone. pyarrow only."""
+"""Deletes read: which rows of which data files are gone. pyarrow and numpy only.
+
+Deletes are a Parquet file with the positions of any number of data files, or the deletion vector of
+a single data file.
+"""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,41 +18,61 @@ import pyarrow.compute as pc
 
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.core.model.values.sorted_values import distinct
+from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector, read_deletion_vector
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-__all__ = ["data_paths_of", "read_deleted_positions"]
+__all__ = ["DeleteFile", "Deletes", "data_paths_of", "read_deleted_positions"]
 
 _PATH: Final = "file_path"
 _POSITION: Final = "pos"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteFile:
+    """A Parquet file of position deletes: plain data, to cross processes."""
+
+    path: str
+    file_bytes: int
+
+
+Deletes = DeleteFile | DeletionVector
+
+
 def read_deleted_positions(
-    filesystem: LakeFilesystem,
-    delete_paths: Iterable[str],
-    *,
-    data_paths: Iterable[str],
-    file_bytes: Mapping[str, int] = MappingProxyType({}),
+    filesystem: LakeFilesystem, deletes: Iterable[Deletes], *, data_paths: Iterable[str]
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Return data path -> deleted positions, sorted, each once; of `data_paths` only.
 
-    Paths without deleted positions are left out. `file_bytes` are the sizes of delete files, where
-    known; another size is damage. A delete file may name many data files: only row groups with
-    possible positions of `data_paths` are read.
+    Paths without deleted positions are left out. A file of another size than its table's metadata
+    say is damage. A delete file may name many data files: only row groups with possible positions
+    of `data_paths` are read.
     """
-    delete_paths = list(delete_paths)
-    if not delete_paths:
-        # Arrays made of Python's values import pandas, which an executor has no other use for.
-        return {}
-    paths = sorted(set(data_paths))
-    values = pa.array(paths, pa.string())
+    deletes, wanted = list(deletes), set(data_paths)
     parts_by_path: dict[str, list[npt.NDArray[np.int64]]] = {}
-    for path in delete_paths:
-        with filesystem.open_parquet(path, file_bytes=file_bytes.get(path)) as file:
-            _check_columns(file, path)
-            groups = _groups_with(file.metadata, [name.encode() for name in paths])
+    for vector in deletes:
+        if isinstance(vector, DeletionVector) and vector.data_path in wanted:
+            positions = read_deletion_vector(filesystem, vector)
+            parts_by_path.setdefault(vector.data_path, []).append(positions)
+    # Arrays made of Python's values import pandas, which an executor has no other use for.
+    if files := [file for file in deletes if isinstance(file, DeleteFile)]:
+        for path, some in _positions_in(filesystem, files, sorted(wanted)):
+            parts_by_path.setdefault(path, []).append(some)
+    return {path: distinct(np.concatenate(parts)) for path, parts in parts_by_path.items()}
+
+
+def _positions_in(
+    filesystem: LakeFilesystem, files: Iterable[DeleteFile], paths: Sequence[str]
+) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
+    """Yield positions of `paths`, which ascend, in delete files; in no order."""
+    values = pa.array(paths, pa.string())
+    wanted = [path.encode() for path in paths]
+    for deletes in files:
+        with filesystem.open_parquet(deletes.path, file_bytes=deletes.file_bytes) as file:
+            _check_columns(file, deletes.path)
+            groups = _groups_with(file.metadata, wanted)
             for batch in file.iter_batches(row_groups=groups, columns=[_PATH, _POSITION]):
                 names = batch.column(_PATH).cast(pa.string())
                 is_ours = pc.is_in(names, value_set=values)
@@ -58,10 +82,7 @@ def read_deleted_positions(
                     if len(paths) == 1
                     else _by_path(names.filter(is_ours), positions)
                 )
-                for data_path, some in parts:
-                    if len(some):
-                        parts_by_path.setdefault(data_path, []).append(some)
-    return {path: distinct(np.concatenate(parts)) for path, parts in parts_by_path.items()}
+                yield from ((path, some) for path, some in parts if len(some))
 
 
 def data_paths_of(filesystem: LakeFilesystem, delete_path: str) -> Mapping[str, int]:

@@ -13,8 +13,8 @@ import pytest
 from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.puffin import PuffinFile
 
-from streamhouse.core.errors import CorruptDataError
-from streamhouse.lake.files._deletion_vectors import (
+from streamhouse.core.errors import CorruptDataError, StorageFailedError
+from streamhouse.lake.files.deletes._deletion_vectors import (
     POSITIONS_MAX,
     DeletionVector,
     decode_positions,
@@ -91,25 +91,13 @@ def test_pyiceberg_reads_the_file(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_that_cannot_be_finished_does_not_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class FullDisk:
-        def __enter__(self) -> FullDisk:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def write(self, _: bytes) -> None:
-            raise OSError(28, "No space left on device")
-
+def test_a_file_that_cannot_be_finished_does_not_stay(tmp_path: Path) -> None:
     path = tmp_path / "v.puffin"
-    path.write_bytes(b"half")
-    monkeypatch.setattr(LakeFilesystem, "open_output", lambda *_: FullDisk())
-    with pytest.raises(Exception, match="No space left"):
-        write_deletion_vectors(FILES, str(path), POSITIONS)
-    assert not path.exists()
+    path.symlink_to("/dev/full")
+
+    with pytest.raises(StorageFailedError, match="No space left"):
+        write_deletion_vectors(FILES, str(path), {"f": np.arange(0, 200_000, 2)})
+    assert not path.is_symlink()
 
 
 def test_another_file_or_range_is_damage(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Rows that are gone: deletion vectors, and the reading of all deletes."""

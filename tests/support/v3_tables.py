@@ -1,0 +1,188 @@
+"""Iceberg tables of format version 3, which stock pyiceberg reads and cannot write."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyiceberg.manifest as manifests
+from pyiceberg.avro.file import AvroOutputFile
+from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
+from pyiceberg.table import Table
+from pyiceberg.typedef import Record
+
+from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector, write_deletion_vectors
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+
+__all__ = ["commit_vectors", "upgraded", "written_vectors"]
+
+
+def written_vectors(table: Table, positions: Mapping[str, Sequence[int]]) -> list[DeletionVector]:
+    """Write the vectors of data files into one Puffin file."""
+    path = f"{table.location()}/data/{uuid.uuid4()}.puffin"
+    arrays = {name: np.array(some, np.int64) for name, some in positions.items()}
+    return write_deletion_vectors(LakeFilesystem({}), path, arrays)
+
+
+def commit_vectors(
+    table: Table,
+    vectors: Sequence[DeletionVector],
+    *,
+    partition: Record | None = None,
+    **document: Any,
+) -> Table:
+    """Commit one snapshot that adds vectors to a table, which becomes one of format version 3.
+
+    All are of one `partition`. `document` replaces fields of the table's metadata.
+    """
+    metadata, parent = table.metadata, table.current_snapshot()
+    assert parent is not None
+    snapshot_id, number = parent.snapshot_id + 1, metadata.last_sequence_number + 1
+    folder = f"{table.location()}/metadata"
+    path = f"{folder}/{uuid.uuid4()}-vectors.avro"
+    with _Manifest(
+        metadata.spec(), metadata.schema(), table.io.new_output(path), snapshot_id, "null"
+    ) as manifest:
+        for vector in vectors:
+            manifest.add_entry(
+                ManifestEntry.from_args(
+                    _table_format_version=3,
+                    status=manifests.ManifestEntryStatus.ADDED,
+                    snapshot_id=snapshot_id,
+                    sequence_number=None,
+                    file_sequence_number=None,
+                    data_file=_entry(vector, partition or Record()),
+                )
+            )
+    list_path = f"{folder}/snap-{snapshot_id}-{uuid.uuid4()}.avro"
+    with _List(
+        table.io.new_output(list_path), snapshot_id, parent.snapshot_id, number, "null"
+    ) as listed:
+        listed.add_manifests([manifest.to_manifest_file(), *parent.manifests(table.io)])
+    now = max(int(time.time() * 1000), metadata.last_updated_ms)
+    before = json.loads(table.metadata.model_dump_json()) if metadata.format_version < 3 else None
+    if before is None:
+        text = Path(table.metadata_location.removeprefix("file://")).read_text()
+        before = json.loads(text)
+    snapshot = {
+        "snapshot-id": snapshot_id,
+        "parent-snapshot-id": parent.snapshot_id,
+        "sequence-number": number,
+        "timestamp-ms": now,
+        "manifest-list": list_path,
+        "summary": {"operation": "delete"},
+        "schema-id": metadata.current_schema_id,
+        "first-row-id": 0,
+        "added-rows": listed.rows,
+    }
+    return _register(
+        table,
+        before
+        | {
+            "format-version": 3,
+            "next-row-id": listed.rows,
+            "last-sequence-number": number,
+            "last-updated-ms": now,
+            "current-snapshot-id": snapshot_id,
+            "refs": {"main": {"snapshot-id": snapshot_id, "type": "branch"}},
+            "snapshots": [*before["snapshots"], snapshot],
+            "snapshot-log": [
+                *before["snapshot-log"],
+                {"snapshot-id": snapshot_id, "timestamp-ms": now},
+            ],
+        }
+        | document,
+    )
+
+
+def upgraded(table: Table, **document: Any) -> Table:
+    """Make the table one of format version 3; `document` replaces fields of its metadata."""
+    before = json.loads(table.metadata.model_dump_json())
+    return _register(table, before | {"format-version": 3, "next-row-id": 0} | document)
+
+
+def _register(table: Table, document: Mapping[str, Any]) -> Table:
+    path = f"{table.location()}/metadata/99999-{uuid.uuid4()}.metadata.json"
+    Path(path.removeprefix("file://")).write_text(json.dumps(document))
+    catalog: Catalog = table.catalog
+    catalog.drop_table(table.name())
+    return catalog.register_table(table.name(), path)
+
+
+def _entry(vector: DeletionVector, partition: Record) -> DataFile:
+    file = DataFile.from_args(
+        _table_format_version=3,
+        content=DataFileContent.POSITION_DELETES,
+        file_path=vector.path,
+        file_format=FileFormat.PUFFIN,
+        partition=partition,
+        record_count=vector.position_count,
+        file_size_in_bytes=vector.file_bytes,
+        referenced_data_file=vector.data_path,
+        content_offset=vector.offset,
+        content_size_in_bytes=vector.size_bytes,
+    )
+    file.spec_id = 0
+    return file
+
+
+class _Manifest(manifests.ManifestWriterV2):
+    @property
+    def version(self) -> Any:
+        return 3
+
+    def content(self) -> manifests.ManifestContent:
+        return manifests.ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+    def new_writer(self) -> Any:
+        form = self._with_partition(3)
+        return AvroOutputFile(
+            output_file=self._output_file,
+            file_schema=form,
+            record_schema=form,
+            schema_name="manifest_entry",
+            metadata=self._meta,
+        )
+
+
+class _List(manifests.ManifestListWriterV2):
+    """A list gives each data manifest the id of its first row."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._format_version = 3
+        self._meta = {**self._meta, "format-version": "3"}
+        self.rows = 0
+
+    def __enter__(self) -> Any:
+        form = manifests.MANIFEST_LIST_FILE_SCHEMAS[3]
+        self._writer = AvroOutputFile(
+            output_file=self._output_file,
+            record_schema=form,
+            file_schema=form,
+            schema_name="manifest_file",
+            metadata=self._meta,
+        )
+        self._writer.__enter__()
+        return self
+
+    def prepare_manifest(self, manifest_file: manifests.ManifestFile) -> manifests.ManifestFile:
+        prepared = super().prepare_manifest(manifest_file)
+        fields = manifests.MANIFEST_LIST_FILE_SCHEMAS[3].fields
+        values = [getattr(prepared, field.name, None) for field in fields[:-1]]
+        first_row_id = None
+        if manifest_file.content == manifests.ManifestContent.DATA:
+            first_row_id = self.rows
+            counts = (manifest_file.added_rows_count, manifest_file.existing_rows_count)
+            self.rows += sum(count or 0 for count in counts)
+        return manifests.ManifestFile(*values, first_row_id)
