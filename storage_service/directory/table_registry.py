@@ -45,7 +45,7 @@ from streamhouse.core.model.lake.partition_fields import (
 from streamhouse.core.model.merge_engine import is_merge_property
 from streamhouse.core.model.partitioning import PartitionField
 from streamhouse.core.model.properties import (
-    IMPORT_SOURCE_PROPERTY,
+    FIXED_PROPERTIES,
     PROPERTY_HELP,
     TableProperties,
 )
@@ -87,7 +87,6 @@ __all__ = ["TableRegistry", "with_properties"]
 _logger = logging.getLogger(__name__)
 
 # A history from a later beginning would be incomplete, and an import could not tell its contents.
-_FIXED_PROPERTIES: Final = ("table.datalake.changelog", IMPORT_SOURCE_PROPERTY)
 
 
 class TableRegistry:
@@ -575,7 +574,7 @@ def with_properties(
     """Return the table with other properties, unsaved; raises for an invalid property."""
     path = info.path
     for key in (*updates, *removals):
-        if is_merge_property(key) or key in _FIXED_PROPERTIES:
+        if is_merge_property(key) or key in FIXED_PROPERTIES:
             raise UnsupportedError(
                 f"table '{path}': property {key} is fixed when the table is created, and that of a"
                 " column added later when it is added: add_column(..., aggregate=...), `streamhouse"

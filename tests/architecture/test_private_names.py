@@ -40,6 +40,10 @@ USED: Final = {
     "_table",
     "_update_and_stage_table",
     "_write_metadata",
+    # Upgrades to format version 3.
+    "_TableMetadataUpdateContext",
+    "_apply_table_update",
+    "_construct_without_validation",
     # Manifests, read and written with what is made of their schema once.
     "_data",
     "_inherit_from_manifest",

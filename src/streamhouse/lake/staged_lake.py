@@ -13,7 +13,6 @@ from typing import Any, Final, cast
 from uuid import UUID, uuid5
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.serializers import ToOutputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import SnapshotLogEntry
@@ -23,6 +22,7 @@ from streamhouse.core.errors import UnavailableError
 from streamhouse.core.model.lake.coverage import CoveredOffsets
 from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog, LakeRole, LakeState
 from streamhouse.core.model.table import TableInfo
+from streamhouse.lake.catalogs._format_version import write_metadata
 from streamhouse.lake.catalogs._staging_catalog import StagingCatalog
 from streamhouse.lake.commits.committer import IcebergLakeTable
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
@@ -170,7 +170,7 @@ class StagedTable:
         metadata = self._shown()
         location = table.location_provider().new_table_metadata_file_location(_FIRST_VERSION)
         with lake_errors(f"write metadata of lake table '{self.lake_table.name}'"):
-            ToOutputFile.table_metadata(metadata, table.io.new_output(location))
+            write_metadata(metadata, table.io.new_output(location))
         return LakeMetadata(metadata_location=location, metadata=metadata)
 
     def _shown(self) -> TableMetadata:

@@ -20,7 +20,7 @@ from streamhouse.core.model.values.units import (
     parse_whole_number,
 )
 
-__all__ = ["IMPORT_SOURCE_PROPERTY", "PROPERTY_HELP", "TableProperties"]
+__all__ = ["FIXED_PROPERTIES", "IMPORT_SOURCE_PROPERTY", "PROPERTY_HELP", "TableProperties"]
 
 
 _CONSUMERS_TTL_MS_MIN: Final = 180_000
@@ -34,6 +34,10 @@ def _parse_text(text: str, *, name: str) -> str:  # noqa: ARG001 - as every pars
     return text.strip()
 
 
+def _parse_format_version(text: str, *, name: str) -> int:
+    return parse_whole_number(text, name=name, least=2, most=3)
+
+
 def _consumers_ttl_ms(text: str, *, name: str) -> int:
     return max(parse_duration_ms(text, name=name), _CONSUMERS_TTL_MS_MIN)
 
@@ -43,6 +47,13 @@ def _parse_layout_freshness(text: str, *, name: str) -> int:
 
 
 IMPORT_SOURCE_PROPERTY: Final = "table.import.source"
+
+FIXED_PROPERTIES: Final = (
+    "table.datalake.changelog",
+    "table.datalake.format-version",
+    IMPORT_SOURCE_PROPERTY,
+)
+"""What is fixed when a table is created, besides merge properties."""
 
 _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     "table.datalake.enabled": (
@@ -83,6 +94,12 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         "round",
         _parse_layout_freshness,
         "How far the lake table for batch reads may lag; `round`: it gets its rows in every round.",
+    ),
+    "table.datalake.format-version": (
+        "datalake_format_version",
+        "2",
+        _parse_format_version,
+        "Version of Iceberg's format for the table's lake tables: 2 or 3. Fixed at creation.",
     ),
     "table.datalake.target-file-bytes": (
         "datalake_target_file_bytes",
@@ -181,6 +198,7 @@ class TableProperties:
     datalake_batch_partition: str
     datalake_batch_sort: str
     datalake_batch_freshness_ms: int
+    datalake_format_version: int
     datalake_target_file_bytes: int
     datalake_auto_maintenance: bool
     datalake_snapshot_max_age_ms: int

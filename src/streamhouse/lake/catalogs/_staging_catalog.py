@@ -19,6 +19,7 @@ from pyiceberg.table.update import (
     update_table_metadata,
 )
 
+from streamhouse.lake.catalogs._format_version import applicable
 from streamhouse.lake.catalogs.guarded_catalog import guard_of
 from streamhouse.lake.files.live_folders import LiveFolders
 
@@ -96,7 +97,7 @@ class StagingCatalog:
             requirement.validate(base)
         metadata = update_table_metadata(
             MetastoreCatalog._empty_table_metadata() if base is None else base,
-            updates,
+            applicable(updates),
             enforce_validation=is_new,
         )
         if is_new:

@@ -11,7 +11,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from pyiceberg.avro.codecs import (
     AVRO_CODEC_KEY,
@@ -28,16 +28,19 @@ from pyiceberg.avro.file import (
 from pyiceberg.avro.resolver import construct_writer
 from pyiceberg.io import OutputFile
 from pyiceberg.manifest import (
+    MANIFEST_LIST_FILE_SCHEMAS,
     DataFile,
     DataFileContent,
     ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
+    ManifestListWriterV2,
     ManifestWriterV2,
 )
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.typedef import TableVersion
 
 from streamhouse.core.errors import FencedError
 from streamhouse.lake.snapshots._manifests import (
@@ -45,8 +48,10 @@ from streamhouse.lake.snapshots._manifests import (
     ENTRY_NAME,
     EntryForm,
     entry_form,
+    first_row_id_of,
     live_entries,
     manifests_of,
+    with_first_row_id,
 )
 
 __all__ = ["SnapshotManifests"]
@@ -55,6 +60,14 @@ MERGE_MANIFESTS_MIN: Final = 16
 _CLASS_BYTES_FIRST: Final = 32 << 10
 _CLASS_FACTOR: Final = 8
 _CLASS_MAX: Final = 3
+
+
+class WrittenList(NamedTuple):
+    """A manifest list, and in format version 3 the ids that it gives to rows."""
+
+    location: str
+    first_row_id: int | None
+    row_count: int | None
 
 
 class SnapshotManifests:
@@ -70,7 +83,7 @@ class SnapshotManifests:
         self._commit_uuid = uuid.uuid4()
         self._locations = table.location_provider()
         self.paths: list[str] = []
-        self.compression = cast(
+        self._compression = cast(
             AvroCompressionCodec,
             table.metadata.properties.get(
                 TableProperties.WRITE_AVRO_COMPRESSION,
@@ -78,9 +91,22 @@ class SnapshotManifests:
             ),
         )
 
-    def new_list_file(self) -> OutputFile:
-        """Return the file for the snapshot's manifest list."""
-        return self._new_file(f"snap-{self._snapshot_id}-0-{self._commit_uuid}.avro")
+    def write_list(
+        self, manifests: Sequence[ManifestFile], *, parent_id: int | None, sequence_number: int
+    ) -> WrittenList:
+        """Write the snapshot's manifest list; in version 3 new data files get their row ids."""
+        output = self._new_file(f"snap-{self._snapshot_id}-0-{self._commit_uuid}.avro")
+        writer = _ListWriter(
+            output, self._snapshot_id, parent_id, sequence_number, self._compression
+        )
+        first = None
+        if self._metadata.format_version == 3:
+            first = self._metadata.next_row_id or 0
+            writer.give_row_ids(first)
+        with writer:
+            writer.add_manifests(list(manifests))
+        row_count = None if first is None else cast(int, writer.next_row_id) - first
+        return WrittenList(output.location, first, row_count)
 
     def of_added(
         self, files: Iterable[DataFile], *, data_sequence_number: int | None
@@ -192,13 +218,14 @@ class SnapshotManifests:
     def _write(
         self, content: ManifestContent, spec_id: int, entries: Sequence[ManifestEntry]
     ) -> ManifestFile:
-        kind = _DataManifestWriter if content is ManifestContent.DATA else _DeleteManifestWriter
-        with kind(
+        with _ManifestWriter(
+            content,
+            self._metadata.format_version,
             self._metadata.specs()[spec_id],
             self._metadata.schema(),
             self._new_file(f"{self._commit_uuid}-m{len(self.paths)}.avro"),
             self._snapshot_id,
-            self.compression,
+            self._compression,
         ) as writer:
             for entry in entries:
                 writer.add_entry(entry)
@@ -270,18 +297,64 @@ class _OneBlockFile(AvroOutputFile[ManifestEntry]):
         super().__exit__(exctype, excinst, exctb)
 
 
-class _DataManifestWriter(ManifestWriterV2):
-    def new_writer(self) -> AvroOutputFile[ManifestEntry]:
-        form = entry_form(self._spec.partition_type(self._schema))
-        return _OneBlockFile(self._output_file, form, metadata=self._meta)
+class _ManifestWriter(ManifestWriterV2):
+    """Also writes manifests of deletes, and of version 3: pyiceberg writes neither."""
 
-
-class _DeleteManifestWriter(_DataManifestWriter):
-    """pyiceberg reads manifests of deletes and writes none: its manifests say `data`."""
+    def __init__(self, content: ManifestContent, version: TableVersion, *args: Any) -> None:
+        super().__init__(*args)
+        self._content = content
+        self._version = version
 
     def content(self) -> ManifestContent:
-        return ManifestContent.DELETES
+        return self._content
+
+    @property
+    def version(self) -> TableVersion:
+        return self._version
 
     @property
     def _meta(self) -> dict[str, str]:
-        return {**super()._meta, "content": "deletes"}
+        is_data = self._content is ManifestContent.DATA
+        return {**super()._meta, "content": "data" if is_data else "deletes"}
+
+    def new_writer(self) -> AvroOutputFile[ManifestEntry]:
+        form = entry_form(self._spec.partition_type(self._schema), self._version)
+        return _OneBlockFile(self._output_file, form, metadata=self._meta)
+
+
+class _ListWriter(ManifestListWriterV2):
+    """Also writes lists of version 3, which pyiceberg does not."""
+
+    next_row_id: int | None = None
+    """The id after the last id given to a row; None in version 2, whose rows have no ids."""
+
+    def give_row_ids(self, first: int) -> None:
+        """Write version 3: from `first` on, give ids to the rows of files without ids."""
+        self.next_row_id = first
+        self._format_version = 3
+        self._meta = {**self._meta, "format-version": "3", "first-row-id": str(first)}
+
+    def __enter__(self) -> _ListWriter:
+        form = MANIFEST_LIST_FILE_SCHEMAS[self._format_version]
+        self._writer = AvroOutputFile(
+            output_file=self._output_file,
+            record_schema=form,
+            file_schema=form,
+            schema_name="manifest_file",
+            metadata=self._meta,
+        )
+        self._writer.__enter__()
+        return self
+
+    def prepare_manifest(self, manifest_file: ManifestFile) -> ManifestFile:
+        prepared = super().prepare_manifest(manifest_file)
+        if self.next_row_id is None:
+            return prepared
+        row_id = first_row_id_of(prepared)
+        if row_id is None and prepared.content is ManifestContent.DATA:
+            row_id = self.next_row_id
+            # Files that have ids of their own count too, as with Iceberg's Java library.
+            self.next_row_id += (prepared.added_rows_count or 0) + (
+                prepared.existing_rows_count or 0
+            )
+        return with_first_row_id(prepared, row_id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyiceberg.manifest import DataFile, write_manifest_list
+from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -77,24 +77,19 @@ def stage_snapshot(
     manifests = SnapshotManifests(table, snapshot_id=snapshot_id)
     added = manifests.of_added(changes.added, data_sequence_number=changes.data_sequence_number)
     parent_manifests = manifests.of_parent(parent, removed=changes.removed)
-    output = manifests.new_list_file()
-    with write_manifest_list(
-        format_version=2,
-        output_file=output,
-        snapshot_id=snapshot_id,
-        parent_snapshot_id=parent_id,
-        sequence_number=sequence_number,
-        avro_compression=manifests.compression,
-    ) as writer:
-        writer.add_manifests([*added, *parent_manifests])
+    written = manifests.write_list(
+        [*added, *parent_manifests], parent_id=parent_id, sequence_number=sequence_number
+    )
     snapshot = Snapshot.model_validate(
         {
             "snapshot-id": snapshot_id,
             "parent-snapshot-id": parent_id,
-            "manifest-list": output.location,
+            "manifest-list": written.location,
             "sequence-number": sequence_number,
             "summary": _summary(metadata, changes, parent, summary),
             "schema-id": metadata.current_schema_id,
+            "first-row-id": written.first_row_id,
+            "added-rows": written.row_count,
         }
     )
     branch = {"snapshot-id": snapshot_id, "ref-name": MAIN_BRANCH, "type": "branch"}

@@ -41,6 +41,7 @@ def data_files(
     for file in written:
         footer = pq.read_metadata(pa.BufferReader(file.footer))
         data_file = DataFile.from_args(
+            _table_format_version=3,
             content=DataFileContent.DATA,
             file_path=file.path,
             file_format=FileFormat.PARQUET,
@@ -70,6 +71,7 @@ def position_delete_files(written: Sequence[WrittenDeletes]) -> list[DataFile]:
             POSITION_FIELD_ID: struct.pack("<q", deletes.last_position),
         }
         file = DataFile.from_args(
+            _table_format_version=3,
             content=DataFileContent.POSITION_DELETES,
             file_path=deletes.path,
             file_format=FileFormat.PARQUET,

@@ -91,6 +91,8 @@ def check_commit(name: str, base: TableMetadata, new: TableMetadata, live: Serve
     where = f"lake table '{name}' of table '{live.info.path}'"
     if new.table_uuid != base.table_uuid:
         raise ForbiddenError(f"{where}: its uuid must stay {base.table_uuid}")
+    if new.format_version != base.format_version:
+        raise ForbiddenError(f"{where}: its format version must stay {base.format_version}")
     if new.location != base.location:
         raise ForbiddenError(f"{where}: its location must stay '{base.location}'")
     _check_schema(where, base.schema(), new.schema(), live.info)

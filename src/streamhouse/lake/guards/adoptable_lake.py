@@ -61,6 +61,7 @@ from streamhouse.lake.tables._description import (
     description_of,
     table_described_by,
 )
+from streamhouse.lake.tables.iceberg_schema import check_format_version
 
 __all__ = ["AdoptableLake", "find_adoptable"]
 
@@ -266,8 +267,7 @@ def _described(metadata: TableMetadata, path: TablePath) -> TableInfo:
                 f"Iceberg table '{path}' was not written by Streamhouse: its rows have no addresses"
                 f" (a required column {field.name}); {_ELSE}"
             )
-    if metadata.format_version != 2:
-        raise UnsupportedError(f"{where} has format version {metadata.format_version}, not 2")
+    check_format_version(metadata, where)
     text = metadata.properties.get(TABLE_PROPERTY)
     if text is None:
         raise UnsupportedError(

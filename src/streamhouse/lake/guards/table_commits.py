@@ -35,7 +35,6 @@ from pyiceberg.table.update import (
     TableUpdate,
     update_table_metadata,
 )
-from pyiceberg.typedef import IcebergBaseModel
 
 from streamhouse.core.errors import (
     CommitConflictError,
@@ -45,6 +44,7 @@ from streamhouse.core.errors import (
     UnsupportedError,
 )
 from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY
+from streamhouse.lake.catalogs._format_version import applicable, metadata_text
 from streamhouse.lake.catalogs._sql_catalog import LakeSqlCatalog
 from streamhouse.lake.catalogs._sql_commits import StagedCommit, commit_staged
 from streamhouse.lake.catalogs.guarded_catalog import check_updates, guard_of
@@ -88,8 +88,7 @@ class LakeMetadata:
 
     def to_text(self, *, only_referenced: bool = False) -> str:
         """Return the metadata as JSON; `only_referenced` leaves out snapshots without a ref."""
-        # The model of format version 3 refuses to be written; the one below it does not.
-        text = IcebergBaseModel.model_dump_json(self.metadata)
+        text = metadata_text(self.metadata)
         if not only_referenced:
             return text
         value = json.loads(text)
@@ -220,14 +219,14 @@ class TableCommits:
         if base is None:
             check_updates(identifier, None, request.updates)
             empty = MetastoreCatalog._empty_table_metadata()
-            new = update_table_metadata(empty, request.updates, enforce_validation=True)
+            new = update_table_metadata(empty, applicable(request.updates), enforce_validation=True)
             guard_of(self._catalog).check_new_location(identifier, new.location)
             self._check(identifier, None, new)
             return None, request
         check_updates(identifier, base, request.updates)
         for requirement in request.requirements:
             requirement.validate(base.metadata)
-        new = update_table_metadata(base.metadata, request.updates)
+        new = update_table_metadata(base.metadata, applicable(request.updates))
         self._check(identifier, base, new)
         requirements = (*request.requirements, *_state_of(base.metadata))
         return base, request.model_copy(update={"requirements": requirements})

@@ -5,6 +5,9 @@ status, and the snapshot of its writing: an exchanged or restored file differs, 
 `CorruptDataError`. Names of files outside the table are refused with `ForbiddenError`
 (`_bounded_io.py`).
 
+Files of both format versions are read with the fields of version 3; in files of version 2 these are
+None. pyiceberg's own readers drop them.
+
 pyiceberg builds a tree of readers from the schema of each opened file: more work than the few
 records of a small round. The trees have no state, and this module keeps one tree a schema.
 
@@ -37,7 +40,6 @@ from pyiceberg.avro.resolver import construct_reader, construct_writer, resolve_
 from pyiceberg.avro.writer import Writer
 from pyiceberg.io import FileIO, InputFile
 from pyiceberg.manifest import (
-    DEFAULT_READ_VERSION,
     MANIFEST_ENTRY_SCHEMAS,
     MANIFEST_LIST_FILE_SCHEMAS,
     DataFile,
@@ -64,19 +66,25 @@ from streamhouse.lake.files._bounded_io import check_paths
 __all__ = [
     "AVRO_SCHEMA_KEY",
     "ENTRY_NAME",
+    "READ_VERSION",
     "EntryFacts",
     "EntryForm",
     "ManifestRow",
     "check_manifest",
     "entries_of",
     "entry_form",
+    "first_row_id_of",
     "live_entries",
     "live_rows",
     "manifests_of",
+    "with_first_row_id",
 ]
 
 AVRO_SCHEMA_KEY: Final = "avro.schema"
 ENTRY_NAME: Final = "manifest_entry"
+READ_VERSION: Final = 3
+_MANIFEST_FIRST_ROW_ID: Final = 15
+_FILE_FIRST_ROW_ID: Final = 16
 _SNAPSHOT_ID_KEY: Final = "snapshot-id"
 _SCHEMAS_MAX: Final = 256
 _SYNC_BYTES: Final = 16
@@ -102,14 +110,13 @@ class EntryForm:
 
 
 @lru_cache(_SCHEMAS_MAX)
-def entry_form(partition_type: StructType) -> EntryForm:
-    """Return how manifest entries with this partition type are written."""
-    data_file = data_file_with_partition(
-        format_version=DEFAULT_READ_VERSION, partition_type=partition_type
-    )
-    schema = manifest_entry_schema_with_data_file(
-        format_version=DEFAULT_READ_VERSION, data_file=data_file
-    )
+def entry_form(partition_type: StructType, version: TableVersion) -> EntryForm:
+    """Return how manifest entries with this partition type are written in a format version.
+
+    Files of version 2 have the first fields of version 3.
+    """
+    data_file = data_file_with_partition(format_version=version, partition_type=partition_type)
+    schema = manifest_entry_schema_with_data_file(format_version=version, data_file=data_file)
     avro = AvroSchemaConversion().iceberg_to_avro(schema, schema_name=ENTRY_NAME)
     return EntryForm(schema, json.dumps(avro), construct_writer(schema))
 
@@ -137,7 +144,7 @@ def manifests_of(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
 
 
 def entries_of(
-    io: FileIO, manifest: ManifestFile, *, version: TableVersion = DEFAULT_READ_VERSION
+    io: FileIO, manifest: ManifestFile, *, version: TableVersion = READ_VERSION
 ) -> list[ManifestEntry]:
     """Return the entries of a manifest, also entries of removed files.
 
@@ -150,11 +157,37 @@ def entries_of(
         (EntryFacts(e.status, e.snapshot_id, e.data_file.record_count) for e in entries),
     )
     check_paths(io, (entry.data_file.file_path for entry in entries))
+    _inherit_row_ids(entries, first_row_id_of(manifest))
     return [_inherit_from_manifest(entry, manifest) for entry in entries]
 
 
+def first_row_id_of(manifest: ManifestFile) -> int | None:
+    """Return the first id for rows of data files without an id of their own; None: not given yet.
+
+    Manifests of version 2 have none, and manifests that no list names yet.
+    """
+    has_one = len(manifest) > _MANIFEST_FIRST_ROW_ID
+    return manifest[_MANIFEST_FIRST_ROW_ID] if has_one else None
+
+
+def with_first_row_id(manifest: ManifestFile, row_id: int | None) -> ManifestFile:
+    """Return the manifest as a list of version 3 names it."""
+    return ManifestFile(*[manifest[n] for n in range(_MANIFEST_FIRST_ROW_ID)], row_id)
+
+
+def _inherit_row_ids(entries: Iterable[ManifestEntry], row_id: int | None) -> None:
+    """Give data files without a first row id theirs, as Iceberg's spec says."""
+    if row_id is None:
+        return
+    for entry in entries:
+        file = entry.data_file
+        if entry.status != ManifestEntryStatus.DELETED and file[_FILE_FIRST_ROW_ID] is None:
+            file[_FILE_FIRST_ROW_ID] = row_id
+            row_id += file.record_count
+
+
 def live_entries(
-    io: FileIO, manifest: ManifestFile, *, version: TableVersion = DEFAULT_READ_VERSION
+    io: FileIO, manifest: ManifestFile, *, version: TableVersion = READ_VERSION
 ) -> list[ManifestEntry]:
     """Return the entries of a manifest whose files are live, with the fields of `version`."""
     entries = entries_of(io, manifest, version=version)
@@ -389,7 +422,7 @@ def _entry_reader(avro_schema: str, version: TableVersion) -> Reader:
 def _manifest_reader(avro_schema: str) -> Reader:
     return resolve_reader(
         AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema)),
-        MANIFEST_LIST_FILE_SCHEMAS[DEFAULT_READ_VERSION],
+        MANIFEST_LIST_FILE_SCHEMAS[READ_VERSION],
         {-1: ManifestFile, 508: PartitionFieldSummary},
         {517: ManifestContent},
     )

@@ -45,6 +45,7 @@ from streamhouse.lake.files.partition_layout import (
     lake_clustering,
 )
 from streamhouse.lake.tables.iceberg_schema import (
+    check_format_version,
     known_nested_ids,
     lake_partition_spec,
     lake_properties,
@@ -97,11 +98,12 @@ def create_lake_table(
     spec = lake_partition_spec(partitioning, schema)
     sort_order = lake_sort_order(schema, lake_clustering(table.descriptor, role=role))
     properties = lake_properties(table, service_id=service_id, role=role)
+    version = table.properties().datalake_format_version
     # The catalog's proposal decides the identity, place and format version only.
     staged = catalog.create_table_transaction(identifier, schema, properties=properties)._table
     updates = (
         AssignUUIDUpdate(uuid=staged.metadata.table_uuid),
-        UpgradeFormatVersionUpdate.model_validate({"format-version": 2}),
+        UpgradeFormatVersionUpdate.model_validate({"format-version": version}),
         AddSchemaUpdate.model_validate({"schema": schema}),
         SetCurrentSchemaUpdate.model_validate({"schema-id": -1}),
         AddPartitionSpecUpdate(spec=spec),
@@ -128,8 +130,7 @@ def layout_of(lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.
     """
     metadata = lake_table.metadata
     where = f"lake table '{'.'.join(lake_identifier(table, role=role))}'"
-    if metadata.format_version != 2:
-        raise UnsupportedError(f"{where} has format version {metadata.format_version}, not 2")
+    check_format_version(metadata, where)
     lake_fields = metadata.schema()
     nested_ids = assign_nested_ids(table.schema, assigned_ids=_own_nested_ids(lake_fields))
     expected_schema = lake_schema(

@@ -11,6 +11,7 @@ from typing import Final
 
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema as IcebergSchema
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import (
     UNSORTED_SORT_ORDER,
     NullOrder,
@@ -20,6 +21,7 @@ from pyiceberg.table.sorting import (
 )
 from pyiceberg.transforms import IdentityTransform, parse_transform
 
+from streamhouse.core.errors import UnsupportedError
 from streamhouse.core.model.lake.facts import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
@@ -43,6 +45,7 @@ from streamhouse.lake.tables._description import TABLE_PROPERTY, description_of
 
 __all__ = [
     "METADATA_PROPERTIES",
+    "check_format_version",
     "description_properties",
     "known_nested_ids",
     "lake_partition_spec",
@@ -129,7 +132,7 @@ def lake_properties(
     """Return the properties a new lake table of `table` gets; other engines go by them too."""
     target_bytes = table.properties().datalake_target_file_bytes
     return {
-        "format-version": "2",
+        "format-version": str(table.properties().datalake_format_version),
         "write.format.default": "parquet",
         "write.parquet.compression-codec": "zstd",
         "write.target-file-size-bytes": str(target_bytes),
@@ -140,6 +143,15 @@ def lake_properties(
         **({SERVICE_ID_PROPERTY: service_id} if service_id else {}),
         **description_properties(table, {}, role=role),
     }
+
+
+def check_format_version(metadata: TableMetadata, where: str) -> None:
+    """Raise `UnsupportedError` for a format version of Iceberg without sequence numbers."""
+    if metadata.format_version == 1:
+        raise UnsupportedError(
+            f"{where} has format version 1, without the sequence numbers that rounds need; upgrade"
+            " it to version 2"
+        )
 
 
 def description_properties(

@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import (
-    BadRequestError,
     CommitFailedException,
     ForbiddenError,
     TableAlreadyExistsError,
@@ -169,7 +168,7 @@ def test_what_would_break_union_reads_is_refused(
 def test_the_format_version_stays(tiered: RestWorld) -> None:
     table = tiered.client().load_table("db.t")
 
-    with pytest.raises(BadRequestError, match="Unsupported table format version: 3"):
+    with pytest.raises(ForbiddenError, match="its format version must stay 2"):
         _commit(table, UpgradeFormatVersionUpdate.model_validate({"format-version": 3}))
 
 

@@ -63,7 +63,7 @@ def test_what_is_read_is_what_pyiceberg_reads(
             _plain(e) for e in theirs.fetch_manifest_entry(table.io, discard_deleted=True)
         ]
     # Written with the schema that pyiceberg would have written.
-    form = entry_form(table.spec().partition_type(table.schema()))
+    form = entry_form(table.spec().partition_type(table.schema()), 2)
     stock_schema = AvroSchemaConversion().iceberg_to_avro(form.schema, schema_name="manifest_entry")
     with AvroFile[Any](table.io.new_input(found[0].manifest_path)) as file:
         assert json.loads(file.header.meta["avro.schema"]) == stock_schema
@@ -78,8 +78,8 @@ def test_partition_types_do_not_share_a_form(world: TieringWorld) -> None:
         world.tier(path)
         table = world.lake_table(path)
         partition_type = table.spec().partition_type(table.schema())
-        forms.append(entry_form(partition_type))
-        assert entry_form(partition_type) is forms[-1]
+        forms.append(entry_form(partition_type, 2))
+        assert entry_form(partition_type, 2) is forms[-1]
 
     assert forms[0].avro_schema != forms[1].avro_schema
 

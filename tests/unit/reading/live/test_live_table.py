@@ -118,6 +118,20 @@ def test_a_cut_has_the_rows_of_lake_and_log(world: LiveWorld) -> None:
     assert cut.metadata.current_snapshot_id not in (None, snapshot_id)
 
 
+def test_cuts_of_a_table_of_version_3(tmp_path: Path) -> None:
+    with TieringWorld(tmp_path) as tiering, LiveWorld(tiering) as world:
+        tiering.create_table(properties={"table.datalake.format-version": "3"})
+        world.service.append("db.t", 0, rows(0, 3))
+
+        assert ids(world.cut()) == [0, 1, 2]
+        tiering.tier()
+        world.service.append("db.t", 0, rows(3, 2))
+        cut = world.cut()
+
+        assert ids(cut) == list(range(5))
+        assert (cut.metadata.format_version, cut.metadata.next_row_id) == (3, 5)
+
+
 def test_the_snapshot_of_a_cut_is_alone_and_older_than_every_transaction_that_reads(
     world: LiveWorld,
 ) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.log_table_world import LogTableWorld
@@ -71,6 +73,36 @@ def test_maintenance_in_step_with_rounds(tmp_path: Path) -> None:
         world.tier_rows(10)
         world.check()
         assert len(list(world.tiering.lake_table().scan().plan_files())) < 12
+
+
+def test_a_table_of_version_3_is_tiered_and_maintained(tmp_path: Path) -> None:
+    with LogTableWorld(tmp_path) as world, RestWorld(world.tiering) as rest:
+        version = {"table.datalake.format-version": "3"}
+        world.tiering.create_table(bucket_count=2, properties=version)
+        rest.serve_tiering_through_rest()
+        for number in range(12):
+            world.tier_rows(10, bucket=number % 2)
+
+        report = world.tiering.maintain(policy=world.tiering.on_demand())
+
+        assert report.rewritten is not None
+        world.tier_rows(10)
+        world.check()
+        metadata = rest.client().load_table("db.t").metadata
+        assert metadata.format_version == 3
+        assert metadata.next_row_id == 120 + 120 + 10
+
+
+def test_another_engine_makes_a_table_of_version_3(tmp_path: Path) -> None:
+    with TieringWorld(tmp_path) as world, RestWorld(world) as rest:
+        client = rest.client()
+        client.create_namespace("theirs")
+        schema = Schema(NestedField(1, "id", LongType(), required=True))
+
+        client.create_table("theirs.t", schema, properties={"format-version": "3"})
+
+        made = world.lake_table("theirs.t").metadata
+        assert (made.format_version, made.next_row_id) == (3, 0)
 
 
 def test_rows_leave_both_layouts(tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""Lake tables in format version 3, read by stock pyiceberg and by DuckDB."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.judges.duckdb_read import connect
+from streamhouse.core.errors import InvalidRequestError
+from tests.support.held_step import lower
+from tests.support.tiering_world import TieringWorld, rows
+
+VERSION_3 = {"table.datalake.format-version": "3"}
+
+
+def in_duckdb(world: TieringWorld, columns: str, path: str = "db.t") -> list[tuple[Any, ...]]:
+    location = world.lake_table(path).metadata_location.removeprefix("file://")
+    with connect() as duckdb:
+        return duckdb.execute(f"SELECT {columns} FROM iceberg_scan('{location}')").fetchall()
+
+
+def _metadata(world: TieringWorld) -> dict[str, Any]:
+    location = world.lake_table().metadata_location.removeprefix("file://")
+    metadata: dict[str, Any] = json.loads(Path(location).read_text())
+    return metadata
+
+
+def _tier_rounds(world: TieringWorld, numbers: range) -> None:
+    """A round of ten rows for each number."""
+    for number in numbers:
+        world.service.append("db.t", 0, rows(number * 10, 10))
+        world.tier()
+
+
+def test_tables_are_of_version_2_unless_asked(world: TieringWorld) -> None:
+    world.create_table()
+    _tier_rounds(world, range(1))
+
+    metadata = _metadata(world)
+
+    assert metadata["format-version"] == 2
+    assert "next-row-id" not in metadata
+    assert not {"first-row-id", "added-rows"} & metadata["snapshots"][0].keys()
+
+
+def test_the_version_is_2_or_3(world: TieringWorld) -> None:
+    with pytest.raises(InvalidRequestError, match="a whole number from 2 to 3"):
+        world.create_table(properties={"table.datalake.format-version": "4"}).properties()
+
+
+def test_rows_have_ids(world: TieringWorld) -> None:
+    world.create_table(properties=VERSION_3)
+    _tier_rounds(world, range(3))
+
+    metadata = _metadata(world)
+
+    assert metadata["format-version"] == 3
+    assert metadata["next-row-id"] == 30
+    ids = [(s["first-row-id"], s["added-rows"]) for s in metadata["snapshots"]]
+    assert ids == [(0, 10), (10, 10), (20, 10)]
+    assert world.addresses() == [(0, offset) for offset in range(30)]
+    assert sorted(in_duckdb(world, "_row_id, id")) == [(n, n) for n in range(30)]
+
+
+def test_ids_stay_while_manifests_are_merged(
+    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower(monkeypatch, "manifests-merged", 2)
+    world.create_table(properties=VERSION_3)
+    _tier_rounds(world, range(2))
+    before = dict(in_duckdb(world, "id, _row_id"))
+
+    _tier_rounds(world, range(2, 7))
+
+    after = dict(in_duckdb(world, "id, _row_id"))
+    assert len(after) == len(set(after.values())) == 70
+    assert before.items() <= after.items()
+    table = world.lake_table()
+    assert len(table.current_snapshot().manifests(table.io)) < 7
