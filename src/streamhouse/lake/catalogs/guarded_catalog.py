@@ -17,6 +17,7 @@ import contextlib
 import functools
 import json
 import logging
+import re
 import threading
 import time
 import uuid
@@ -47,7 +48,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from streamhouse.core.errors import CorruptDataError, ForbiddenError
+from streamhouse.core.errors import CorruptDataError, ForbiddenError, UnsupportedError
 from streamhouse.core.model.lake.facts import LAKE_PATHS_PROPERTY
 from streamhouse.lake._policy import (
     FILE,
@@ -82,6 +83,10 @@ _LOCATION: Final = "location"
 _METADATA_FOLDER: Final = "metadata"
 _APPROVED_S: Final = 30.0
 _WARNED_MAX: Final = 10_000
+# Of the library's two refusals of a type that it cannot parse.
+_UNPARSED_TYPE: Final = re.compile(
+    r"(?:field type: '|Could not parse )(variant|geometry|geography)\b"
+)
 _warned: Final[set[tuple[str, tuple[str, ...]]]] = set()
 
 
@@ -519,7 +524,10 @@ def check_namespace(catalog: Catalog, properties: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def unreadable_metadata(where: str) -> Iterator[None]:
-    """Raise the refusal of a metadata file as `CorruptDataError`, without any text of the file."""
+    """Raise the refusal of a metadata file as `CorruptDataError`, without any text of the file.
+
+    A type of format version 3 that the library does not know is `UnsupportedError`.
+    """
     try:
         yield
     except (
@@ -531,7 +539,12 @@ def unreadable_metadata(where: str) -> Iterator[None]:
         EOFError,
         KeyError,
         RecursionError,
-    ):
+    ) as error:
+        if (unparsed := _UNPARSED_TYPE.search(str(error))) is not None:
+            raise UnsupportedError(
+                f"{where}: it has a column of type {unparsed[1]}, which Streamhouse does not read;"
+                " copy the table without the column, with the engine that wrote it"
+            ) from None
         # No cause either: its text has bytes of the file.
         raise CorruptDataError(
             f"{where}: its metadata file is not what Iceberg's metadata looks like"

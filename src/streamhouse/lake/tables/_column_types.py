@@ -20,7 +20,8 @@ from pyiceberg.types import (
     StructType,
 )
 
-from streamhouse.core.errors import CorruptDataError, UnsupportedError
+from streamhouse.core.errors import CorruptDataError, InvalidSchemaError, UnsupportedError
+from streamhouse.core.model.casts.column_defaults import default_text
 from streamhouse.core.model.lake.facts import (
     CHANGE_TYPE_FIELD_ID,
     LAKE_SYSTEM_FIELDS,
@@ -97,7 +98,7 @@ def readable_columns(
             if _is_ours(field):
                 continue
             data_type = _arrow_type(field.field_type)
-            _check_defaults(field)
+            default = _default(field, data_type)
             _check_nested(field, versions)
         except UnsupportedError as error:
             refused[field.name] = error.message
@@ -109,6 +110,7 @@ def readable_columns(
                 type=data_type,
                 nullable=not field.required,
                 comment=field.doc or "",
+                default=default,
             )
         )
     return columns, refused
@@ -142,11 +144,17 @@ def _arrow_field(field: NestedField) -> pa.Field:
     return pa.field(field.name, _arrow_type(field.field_type), nullable=not field.required)
 
 
-def _check_defaults(field: NestedField) -> None:
-    # Files older than the column have its default, not null.
-    nested = (inner for _, inner in nested_fields(field.field_type))
-    if any(checked.initial_default is not None for checked in (field, *nested)):
-        raise UnsupportedError("it was added with a default value")
+def _default(field: NestedField, data_type: pa.DataType) -> str | None:
+    """Return the value of rows in files older than the column, as a text; None for null."""
+    for path, inner in nested_fields(field.field_type):
+        if inner.initial_default is not None:
+            raise UnsupportedError(f"its field '{'.'.join(path)}' was added with a default value")
+    if field.initial_default is None:
+        return None
+    try:
+        return default_text(field.initial_default, data_type, where="it was added with a default")
+    except InvalidSchemaError as error:
+        raise UnsupportedError(error.message) from error
 
 
 def _check_nested(field: NestedField, versions: Iterable[IcebergSchema]) -> None:
