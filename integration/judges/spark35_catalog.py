@@ -1,6 +1,7 @@
-"""Runs SQL in Iceberg Java through a REST catalog, called `lake`; used for what reads cannot show.
+"""Runs SQL in Iceberg Java through a catalog, called `lake`; used for what reads cannot show.
 
-Stdin: JSON with `uri`, `token` and `statements`. Stdout: a line for each statement, a JSON list of
+Stdin: JSON with `statements`, and `uri` and `token` of a REST catalog, or the folder of a Hadoop
+catalog as `warehouse`. Stdout: a line for each statement, a JSON list of
 rows, or a JSON object with `error` when it failed. Run by the environment of
 `spark35-requirements.txt`.
 """
@@ -21,8 +22,9 @@ from integration.judges.json_rows import to_json
 from integration.judges.spark35_read import iceberg_jar
 
 
-def session(scratch: str, *, uri: str, token: str, warehouse: str = "") -> SparkSession:
-    """A session with the REST catalog `lake` and Iceberg's SQL extensions."""
+def session(scratch: str, *, uri: str = "", token: str = "", warehouse: str = "") -> SparkSession:
+    """A session with the catalog `lake` and Iceberg's SQL extensions."""
+    catalog = {"type": "rest", "uri": uri, "token": token} if uri else {"type": "hadoop"}
     builder = SparkSession.builder.master("local[2]").config("spark.jars", iceberg_jar())
     for key, value in {
         "spark.driver.bindAddress": "127.0.0.1",
@@ -35,9 +37,7 @@ def session(scratch: str, *, uri: str, token: str, warehouse: str = "") -> Spark
             "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
         ),
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-        "spark.sql.catalog.lake.type": "rest",
-        "spark.sql.catalog.lake.uri": uri,
-        "spark.sql.catalog.lake.token": token,
+        **{f"spark.sql.catalog.lake.{key}": value for key, value in catalog.items()},
         "spark.sql.catalog.lake.warehouse": warehouse,
         "spark.sql.catalog.lake.cache-enabled": "false",
     }.items():
@@ -49,9 +49,10 @@ def main() -> None:
     os.environ["TZ"] = "UTC"
     time.tzset()
     request = json.load(sys.stdin)
+    statements = request.pop("statements")
     with tempfile.TemporaryDirectory() as scratch:
-        spark = session(scratch, uri=request["uri"], token=request["token"])
-        for statement in request["statements"]:
+        spark = session(scratch, **request)
+        for statement in statements:
             try:
                 rows = [row.asDict(recursive=True) for row in spark.sql(statement).collect()]
                 print(to_json(rows))
