@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from types import TracebackType
 from typing import Any, Final, NamedTuple, cast
 
@@ -53,6 +53,7 @@ from streamhouse.lake.snapshots._manifests import (
     manifests_of,
     with_first_row_id,
 )
+from streamhouse.lake.snapshots.live_files import EntryKey, entry_key
 
 __all__ = ["SnapshotManifests"]
 
@@ -136,7 +137,7 @@ class SnapshotManifests:
         """
         unchanged: list[ManifestFile] = []
         rewritten: list[ManifestFile] = []
-        gone = {file.file_path: _manifest_content(file) for file in removed}
+        gone = {entry_key(file) for file in removed}
         touched = {(_manifest_content(file), file.spec_id) for file in removed}
         hit_count = 0
         for manifest in [] if parent is None else manifests_of(self._table.io, parent):
@@ -146,7 +147,7 @@ class SnapshotManifests:
                 unchanged.append(manifest)
                 continue
             entries = self._live_entries(manifest)
-            hits = sum(entry.data_file.file_path in gone for entry in entries)
+            hits = sum(entry_key(entry.data_file) in gone for entry in entries)
             if hits:
                 rewritten.append(self._without(manifest, entries, gone))
             else:
@@ -161,9 +162,8 @@ class SnapshotManifests:
         return [*rewritten, *self._merged(unchanged)]
 
     def _without(
-        self, manifest: ManifestFile, entries: Sequence[ManifestEntry], gone: Iterable[str]
+        self, manifest: ManifestFile, entries: Sequence[ManifestEntry], gone: Set[EntryKey]
     ) -> ManifestFile:
-        paths = set(gone)
         return self._write(
             manifest.content,
             manifest.partition_spec_id,
@@ -171,7 +171,7 @@ class SnapshotManifests:
                 self._carried(
                     entry,
                     ManifestEntryStatus.DELETED
-                    if entry.data_file.file_path in paths
+                    if entry_key(entry.data_file) in gone
                     else ManifestEntryStatus.EXISTING,
                 )
                 for entry in entries

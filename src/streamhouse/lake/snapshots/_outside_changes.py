@@ -47,7 +47,13 @@ from streamhouse.lake.snapshots._manifests import (
     live_entries,
     manifests_of,
 )
-from streamhouse.lake.snapshots.live_files import is_vector, path_bounds, unreadable_because
+from streamhouse.lake.snapshots.live_files import (
+    EntryKey,
+    entry_key,
+    is_vector,
+    path_bounds,
+    unreadable_because,
+)
 
 __all__ = [
     "check_outside_commit",
@@ -200,10 +206,6 @@ def _oldest_change(
     return oldest
 
 
-# A file's path, and the data file that a deletion vector is for.
-_Identity = tuple[str, str | None]
-
-
 @dataclass
 class _Change:
     """The effect of a commit on rows in data files, and on rows named by delete files."""
@@ -305,13 +307,13 @@ def _changed_files(
             if not is_kept and entry.snapshot_id not in (None, snapshot.snapshot_id):
                 continue
             if entry.status is not ManifestEntryStatus.ADDED:
-                if not left_out[_identity(file)]:
+                if not left_out[entry_key(file)]:
                     raise ForbiddenError(
                         f"{where}: file '{file.file_path}' is"
                         f" {'carried on' if is_kept else 'removed'} from before the commit, but was"
                         " not there, or is named twice, or its old manifest stays"
                     )
-                left_out[_identity(file)].pop()
+                left_out[entry_key(file)].pop()
             if not is_kept:
                 yield entry.status, file
     for files in left_out.values():
@@ -329,19 +331,14 @@ def _manifests_before(
 
 def _files_left_out(
     before: Mapping[str, ManifestFile], after: Container[str], io: FileIO
-) -> defaultdict[_Identity, list[DataFile]]:
+) -> defaultdict[EntryKey, list[DataFile]]:
     """Return the live files of the manifests that a snapshot has no more."""
     files = defaultdict(list)
     for path, manifest in before.items():
         if path not in after:
             for entry in live_entries(io, manifest, version=3):
-                files[_identity(entry.data_file)].append(entry.data_file)
+                files[entry_key(entry.data_file)].append(entry.data_file)
     return files
-
-
-def _identity(file: DataFile) -> _Identity:
-    """Return a file's path; a Puffin file has vectors, each for the data file that it names."""
-    return file.file_path, path_bounds(file)[0] if is_vector(file) else None
 
 
 def _check_rows(

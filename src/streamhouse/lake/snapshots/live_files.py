@@ -52,6 +52,7 @@ from streamhouse.lake.snapshots._manifests import (
 __all__ = [
     "DeleteEntry",
     "DeleteIndex",
+    "EntryKey",
     "IntegerBounds",
     "LiveFiles",
     "LiveFilesCache",
@@ -61,6 +62,7 @@ __all__ = [
     "data_files",
     "delete_files",
     "deletes_of",
+    "entry_key",
     "is_vector",
     "live_data_files",
     "newest_row_us",
@@ -73,6 +75,8 @@ FILES_KEPT_MAX: Final = 200_000
 _ADDED: Final = "#added"
 # Where format version 3 puts the place of a deletion vector in a file's record.
 _REFERENCED, _OFFSET, _SIZE = 17, 18, 19
+
+EntryKey = tuple[str, str | None]
 _LOWEST: Final = -(2**63)
 _HIGHEST: Final = 2**63 - 1
 
@@ -326,6 +330,14 @@ def is_vector(file: DataFile) -> bool:
     return (
         file.content is DataFileContent.POSITION_DELETES and file.file_format is FileFormat.PUFFIN
     )
+
+
+def entry_key(file: DataFile) -> EntryKey:
+    """Return what no two live entries of a snapshot share.
+
+    It is a file's path; a Puffin file has vectors, each with the data file that it is for.
+    """
+    return file.file_path, file[_REFERENCED] if is_vector(file) else None
 
 
 def deletes_of(file: DataFile) -> Deletes:
