@@ -10,7 +10,7 @@ from streamhouse.tiering.round._round import RoundResult
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
 from tests.support.tiering_world import TieringWorld, rows
 
-__all__ = ["LogTableWorld"]
+__all__ = ["Address", "LogTableWorld", "addresses_in"]
 
 PATH = "db.t"
 Address = tuple[int, int]
@@ -53,7 +53,7 @@ class LogTableWorld:
         table = self.tiering.lake_table(PATH)
         files = []
         for task in table.scan().plan_files():
-            found = _addresses_in(task.file.file_path)
+            found = addresses_in(task.file.file_path)
             positions = [n for n, address in enumerate(found) if address in addresses]
             if positions:
                 pairs = [(task.file.file_path, n) for n in positions]
@@ -80,6 +80,7 @@ class LogTableWorld:
         assert self.tiering.addresses(PATH) == self.expected()
 
 
-def _addresses_in(uri: str) -> list[Address]:
+def addresses_in(uri: str) -> list[Address]:
+    """The addresses of a data file's rows, in their order."""
     found = pq.read_table(uri.removeprefix("file://"), columns=["__bucket", "__offset"])
     return list(zip(found["__bucket"].to_pylist(), found["__offset"].to_pylist(), strict=True))

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
 
 from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector, write_deletion_vectors
@@ -34,12 +36,13 @@ def commit_vectors(
     table: Table,
     vectors: Sequence[DeletionVector],
     *,
-    partition: Record | None = None,
+    partitions: Mapping[str, Record] = MappingProxyType({}),
     **document: Any,
 ) -> Table:
     """Commit one snapshot that adds vectors to a table, which becomes one of format version 3.
 
-    All are of one `partition`. `document` replaces fields of the table's metadata.
+    `partitions` are those of data files, where they have some. `document` replaces fields of the
+    table's metadata.
     """
     metadata, parent = table.metadata, table.current_snapshot()
     assert parent is not None
@@ -57,7 +60,7 @@ def commit_vectors(
                     snapshot_id=snapshot_id,
                     sequence_number=None,
                     file_sequence_number=None,
-                    data_file=_entry(vector, partition or Record()),
+                    data_file=_entry(vector, partitions.get(vector.data_path, Record())),
                 )
             )
     list_path = f"{folder}/snap-{snapshot_id}-{uuid.uuid4()}.avro"
@@ -76,7 +79,7 @@ def commit_vectors(
         "sequence-number": number,
         "timestamp-ms": now,
         "manifest-list": list_path,
-        "summary": {"operation": "delete"},
+        "summary": {"operation": "delete", **_totals(parent, vectors)},
         "schema-id": metadata.current_schema_id,
         "first-row-id": 0,
         "added-rows": listed.rows,
@@ -113,6 +116,17 @@ def _register(table: Table, document: Mapping[str, Any]) -> Table:
     catalog: Catalog = table.catalog
     catalog.drop_table(table.name())
     return catalog.register_table(table.name(), path)
+
+
+def _totals(parent: Snapshot, vectors: Sequence[DeletionVector]) -> dict[str, str]:
+    before = {} if parent.summary is None else parent.summary.additional_properties
+    totals = {key: value for key, value in before.items() if key.startswith("total-")}
+    for key, added in (
+        ("total-delete-files", len(vectors)),
+        ("total-position-deletes", sum(vector.position_count for vector in vectors)),
+    ):
+        totals[key] = str(int(totals.get(key, "0")) + added)
+    return totals
 
 
 def _entry(vector: DeletionVector, partition: Record) -> DataFile:

@@ -204,7 +204,7 @@ class _Deletes:
         """Read delete manifests; raises `UnsupportedError` for too many delete files."""
         count = 0
         for manifest in manifests if self._paths else ():
-            for entry in live_entries(io, manifest, version=3):
+            for entry in live_entries(io, manifest):
                 key = self._key(entry.data_file)
                 if key is not None:
                     self._kept[key].append(entry)

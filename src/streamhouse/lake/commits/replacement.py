@@ -175,7 +175,7 @@ class _Replacement:
                 continue
             if manifest.sequence_number <= self.base_sequence:
                 continue
-            for entry in live_entries(table.io, manifest, version=3):
+            for entry in live_entries(table.io, manifest):
                 if (entry.sequence_number or 0) <= self.base_sequence:
                     continue
                 lower, upper = path_bounds(entry.data_file)

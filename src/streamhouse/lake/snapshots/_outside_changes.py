@@ -302,7 +302,7 @@ def _changed_files(
                 f"{where}: manifest '{path}' is new, but says that snapshot"
                 f" {manifest.added_snapshot_id} has added it"
             )
-        for entry in entries_of(io, manifest, version=3):
+        for entry in entries_of(io, manifest):
             file, is_kept = entry.data_file, entry.status is ManifestEntryStatus.EXISTING
             if not is_kept and entry.snapshot_id not in (None, snapshot.snapshot_id):
                 continue
@@ -336,7 +336,7 @@ def _files_left_out(
     files = defaultdict(list)
     for path, manifest in before.items():
         if path not in after:
-            for entry in live_entries(io, manifest, version=3):
+            for entry in live_entries(io, manifest):
                 files[entry_key(entry.data_file)].append(entry.data_file)
     return files
 

@@ -232,7 +232,7 @@ def _values(record: Record) -> PartitionValues:
 def _live_files(manifest: ManifestFile, io: FileIO) -> list[DataFile]:
     if not (manifest.has_added_files() or manifest.has_existing_files()):
         return []
-    return [entry.data_file for entry in live_entries(io, manifest, version=3)]
+    return [entry.data_file for entry in live_entries(io, manifest)]
 
 
 def _is_foldable(file: DataFile) -> bool:

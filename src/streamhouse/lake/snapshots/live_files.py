@@ -278,9 +278,7 @@ def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[
     """
     entries: Sequence[DeleteEntry] | None = _cache.get(manifest.manifest_path)
     if entries is None:
-        entries = [
-            _delete_entry(entry, table=table) for entry in live_entries(io, manifest, version=3)
-        ]
+        entries = [_delete_entry(entry, table=table) for entry in live_entries(io, manifest)]
         _cache.put(manifest.manifest_path, entries)
     return entries
 
@@ -288,7 +286,7 @@ def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[
 def unreadable_because(file: DataFile) -> str:
     """Return why a lake table with this file is unreadable; empty for a readable file.
 
-    The file has the fields of format version 3. Commits are checked by the same rule
+    Commits are checked by the same rule
     (`_outside_changes.py`).
     """
     if file.content is DataFileContent.EQUALITY_DELETES:
@@ -341,7 +339,7 @@ def entry_key(file: DataFile) -> EntryKey:
 
 
 def deletes_of(file: DataFile) -> Deletes:
-    """Return the deletes of a manifest's entry, which has the fields of format version 3."""
+    """Return the deletes of a manifest's entry."""
     if not is_vector(file):
         return DeleteFile(path=file.file_path, file_bytes=file.file_size_in_bytes)
     return DeletionVector(
@@ -355,10 +353,7 @@ def deletes_of(file: DataFile) -> Deletes:
 
 
 def path_bounds(file: DataFile) -> tuple[str | None, str | None]:
-    """Return the least and greatest data path a delete file names, None where not known.
-
-    The file has the fields of format version 3.
-    """
+    """Return the least and greatest data path a delete file names, None where not known."""
     if is_vector(file):
         return file[_REFERENCED], file[_REFERENCED]
     lower = (file.lower_bounds or {}).get(PATH_FIELD_ID)

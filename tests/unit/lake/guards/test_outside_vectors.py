@@ -30,7 +30,7 @@ def _delete_some(world: TieringWorld, name: str) -> None:
     table = world.lake_table(name)
     file = next(iter(table.scan().plan_files())).file
     vectors = written_vectors(table, {file.file_path: (0, 1)})
-    table = commit_vectors(table, vectors, partition=file.partition)
+    table = commit_vectors(table, vectors, partitions={file.file_path: file.partition})
     info = world.service.table_state(name).table
     snapshot = table.current_snapshot()
     assert snapshot is not None
