@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ __all__ = [
     "TableEntry",
     "load_service_state",
     "save_service_state",
+    "with_streams",
 ]
 
 FORMER_STREAMS_MAX: Final = 1_000
@@ -128,6 +129,14 @@ class ServiceState:
 
 def _moves_to_json(moves: Mapping[int, MoveTicket | Arrival]) -> list[dict[str, Any]]:
     return [move.to_json() for _, move in sorted(moves.items())]
+
+
+def with_streams(
+    former: Sequence[tuple[str, str]], path: TablePath, streams: Iterable[str]
+) -> list[tuple[str, str]]:
+    """Return `former_streams` with the streams of a table that is being dropped."""
+    new = dict.fromkeys((str(path), stream) for stream in sorted(streams))
+    return [*(pair for pair in former if pair not in new), *new][-FORMER_STREAMS_MAX:]
 
 
 def load_service_state(directory: DataDirectory) -> tuple[ServiceState, bool]:

@@ -69,11 +69,11 @@ from streamhouse.storage_service.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.format_upgrade import find_former_tables
 from streamhouse.storage_service.directory.service_state import (
-    FORMER_STREAMS_MAX,
     ServiceState,
     TableEntry,
     load_service_state,
     save_service_state,
+    with_streams,
 )
 from streamhouse.storage_service.directory.table_files import load_table, write_table
 from streamhouse.storage_service.directory.table_folders import (
@@ -85,8 +85,6 @@ from streamhouse.storage_service.ownership.shards.directory import ShardDirector
 __all__ = ["TableRegistry", "with_properties"]
 
 _logger = logging.getLogger(__name__)
-
-# A history from a later beginning would be incomplete, and an import could not tell its contents.
 
 
 class TableRegistry:
@@ -384,9 +382,7 @@ class TableRegistry:
         """
         infos = [self.table(path) for path in paths]
         former = self._state.former_streams
-        new = dict.fromkeys((str(paths[0]), stream) for stream in sorted(streams))
-        self._state.former_streams = [*(f for f in former if f not in new), *new]
-        del self._state.former_streams[:-FORMER_STREAMS_MAX]
+        self._state.former_streams = with_streams(former, paths[0], streams)
         try:
             self._remove_entries([info.table_id for info in infos], self._state.dropped)
         except StorageFailedError:
@@ -594,5 +590,11 @@ def with_properties(
     if descriptor.batch_layout() != info.descriptor.batch_layout():
         check_lake_schema(descriptor)
     changed = replace(info, descriptor=descriptor)
+    former = info.properties().datalake_format_version
+    if changed.properties().datalake_format_version < former:
+        raise UnsupportedError(
+            f"table '{path}': table.datalake.format-version = {former} stays: Iceberg has no way"
+            " back to an earlier version"
+        )
     Checks.of_table(changed)
     return changed

@@ -34,7 +34,11 @@ from streamhouse.lake.commits.committer import IcebergLakeTable
 from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.snapshots.live_files import LiveFilesCache
 from streamhouse.lake.tables._creation import create_lake_table, lake_identifier
-from streamhouse.lake.tables._evolution import evolve_lake_table, evolve_partitioning
+from streamhouse.lake.tables._evolution import (
+    evolve_lake_table,
+    evolve_partitioning,
+    upgrade_format,
+)
 
 __all__ = ["IcebergLake"]
 
@@ -122,6 +126,7 @@ class IcebergLake:
                     lake_table = catalog.load_table(identifier)
                     if not self._is_of_a_dropped_table(lake_table, table, owner_property):
                         if self._is_of(lake_table, table, owner_property):
+                            lake_table = upgrade_format(lake_table, table)
                             lake_table = evolve_lake_table(lake_table, table, role=role)
                             lake_table = evolve_partitioning(lake_table, table, role=role)
                         return lake_table

@@ -50,7 +50,6 @@ IMPORT_SOURCE_PROPERTY: Final = "table.import.source"
 
 FIXED_PROPERTIES: Final = (
     "table.datalake.changelog",
-    "table.datalake.format-version",
     IMPORT_SOURCE_PROPERTY,
 )
 """What is fixed when a table is created, besides merge properties."""
@@ -99,7 +98,7 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         "datalake_format_version",
         "2",
         _parse_format_version,
-        "Version of Iceberg's format for the table's lake tables: 2 or 3. Fixed at creation.",
+        "Version of Iceberg's format for the table's lake tables: 2 or 3. From 2 to 3 only.",
     ),
     "table.datalake.target-file-bytes": (
         "datalake_target_file_bytes",

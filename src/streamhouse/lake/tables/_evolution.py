@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema as IcebergSchema
@@ -23,11 +24,13 @@ from pyiceberg.table.update import (
     SetPropertiesUpdate,
     TableRequirement,
     TableUpdate,
+    UpgradeFormatVersionUpdate,
 )
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import NestedField
 
 from streamhouse.core.errors import InvalidSchemaError
+from streamhouse.core.model.casts.column_defaults import default_value
 from streamhouse.core.model.lake.facts import SYSTEM_FIELD_ID_FIRST, LakeRole
 from streamhouse.core.model.lake.partition_fields import (
     lake_partitioning,
@@ -45,7 +48,10 @@ from streamhouse.lake.tables.iceberg_schema import (
     lake_schema,
 )
 
-__all__ = ["evolve_lake_table", "evolve_partitioning"]
+__all__ = ["evolve_lake_table", "evolve_partitioning", "upgrade_format"]
+
+DEFAULTS_VERSION: Final = 3
+"""The first format version with default values."""
 
 
 def evolve_lake_table(
@@ -67,6 +73,28 @@ def evolve_lake_table(
             AddSchemaUpdate.model_validate({"schema": target_schema}),
             SetCurrentSchemaUpdate.model_validate({"schema-id": -1}),
             *_description(found, table, role),
+        )
+
+    land(lake_table, _Evolution(lake_table, stage))
+    return lake_table
+
+
+def upgrade_format(lake_table: Table, table: TableInfo) -> Table:
+    """Return the lake table in the format version of the table's property, or a later version.
+
+    Only metadata changes: files of version 2 stay, their position deletes until rounds replace them
+    (Iceberg spec, "Format version changes").
+    """
+    wanted = table.properties().datalake_format_version
+
+    def stage(found: Table) -> StagedChange | None:
+        if found.metadata.format_version >= wanted:
+            return None
+        current = {"current-schema-id": found.metadata.current_schema_id}
+        return _staged(
+            found,
+            AssertCurrentSchemaId.model_validate(current),
+            UpgradeFormatVersionUpdate.model_validate({"format-version": wanted}),
         )
 
     land(lake_table, _Evolution(lake_table, stage))
@@ -180,9 +208,10 @@ def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSc
         primary_key=table.descriptor.primary_key,
         role=role,
     )
+    own_fields = [_with_default(field, lake_table, table) for field in ours.fields]
     own_ids = table.column_ids | {field.field_id for field in ours.fields}
     foreign = [field for field in lake_fields.fields if field.field_id not in own_ids]
-    fields = (*ours.fields, *foreign, *_sources_kept(lake_table, table, (*ours.fields, *foreign)))
+    fields = (*own_fields, *foreign, *_sources_kept(lake_table, table, (*own_fields, *foreign)))
     if _same(fields, lake_fields.fields):
         return None
     _check_names(lake_table, table, fields)
@@ -190,6 +219,22 @@ def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSc
     return IcebergSchema(
         *fields, schema_id=schema_id, identifier_field_ids=ours.identifier_field_ids
     )
+
+
+def _with_default(field: NestedField, lake_table: Table, table: TableInfo) -> NestedField:
+    """Return a field with its column's default, where the format has a place for it.
+
+    A default is given with a new field, and stays (Iceberg spec, "Default values").
+    """
+    metadata = lake_table.metadata
+    if metadata.format_version < DEFAULTS_VERSION:
+        return field
+    present = {f.field_id: f for f in metadata.schema().fields}.get(field.field_id)
+    default = next((default_value(c) for c in table.schema.columns if c.id == field.field_id), None)
+    initial, write = (
+        (default, default) if present is None else (present.initial_default, present.write_default)
+    )
+    return field.model_copy(update={"initial_default": initial, "write_default": write})
 
 
 def _check_names(lake_table: Table, table: TableInfo, fields: tuple[NestedField, ...]) -> None:
