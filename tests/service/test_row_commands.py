@@ -176,6 +176,21 @@ def test_a_row_that_breaks_a_constraint_has_its_place(
     assert _rows(service, "head", "shop.t") == []
 
 
+def test_fields_may_have_other_delimiters(service: ServiceProcess, tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_text("id\titem\n1\ttea, green\n", encoding="utf-8")
+    form = ("--format", "csv", "--delimiter", "tab")
+
+    _document(service, "load", "shop.t", path, "--create", *form)
+
+    assert _rows(service, "head", "shop.t") == [{"id": 1, "item": "tea, green"}]
+    done = _run(service, "load", "shop.t", path, "--format", "csv", "--delimiter", "::")
+    assert done.exit_code == 2
+    assert "'::' is not one ASCII character" in done.output
+    done = _run(service, "load", "shop.t", path, "--format", "ndjson", "--delimiter", ";")
+    assert "--delimiter is of CSV" in done.output
+
+
 def test_a_bad_row_of_parquet_has_a_number(service: ServiceProcess, tmp_path: Path) -> None:
     path = tmp_path / "bad.parquet"
     pq.write_table(pa.table({"id": [1, 2, None], "item": ["a", "b", "c"]}), path)

@@ -27,6 +27,7 @@ from streamhouse.core.text.text_rows import TextBounds
 
 __all__ = [
     "FORMATS",
+    "TAB",
     "FileFormat",
     "FileRows",
     "Progress",
@@ -47,6 +48,8 @@ _SUFFIXES: Final[dict[str, FileFormat]] = {
     ".parquet": "parquet",
 }
 _COMPRESSIONS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+TAB: Final = "\t"
+_SEPARATORS: Final = {";": "semicolons", TAB: "tabs", "|": "bars"}
 _BATCH_ROWS: Final = 65_536
 # Of a body of a few megabytes of text.
 _ROWS_MAX: Final = 1 << 24
@@ -87,6 +90,12 @@ class RowFile:
 
     path: Path
     file_format: FileFormat
+    delimiter: str | None = None
+
+    @property
+    def separator(self) -> str:
+        """The character between the fields of CSV."""
+        return self.delimiter or ","
 
     @property
     def size(self) -> int:
@@ -111,7 +120,7 @@ class RowFile:
             divide = divide_csv if self.file_format == "csv" else divide_ndjson
             for block in self.blocks(progress, what=what):
                 if self.file_format == "csv" and not block.lines_before:
-                    _check_names(csv_names(block.body, what=what), table, what=what)
+                    _check_names(self.csv_names(block, what=what), table, what=what)
                 bounds = TextBounds(
                     what=what,
                     rows_max=_ROWS_MAX,
@@ -119,13 +128,29 @@ class RowFile:
                     is_rejecting=False,
                     can_reject=False,
                     lines_before=block.lines_before,
+                    delimiter=self.separator,
                 )
                 rows = divide(block.body, table, bounds).rows
                 yield FileRows(rows, functools.partial(self._line, block))
 
     def _line(self, block: TextBlock, row: int) -> str:
-        line = csv_line if self.file_format == "csv" else ndjson_line
-        return f"line {block.lines_before + line(block.body, row)}"
+        if self.file_format == "csv":
+            line = csv_line(block.body, row, delimiter=self.separator)
+        else:
+            line = ndjson_line(block.body, row)
+        return f"line {block.lines_before + line}"
+
+    def csv_names(self, block: TextBlock, *, what: str) -> list[str]:
+        """Return the names of the columns; refuses what looks like names with another delimiter."""
+        names = csv_names(block.body, what=what, delimiter=self.separator)
+        other = next((s for s in _SEPARATORS if len(names) == 1 and s in names[0]), None)
+        if other and self.delimiter is None:
+            raise InvalidRequestError(
+                f"{what}: line 1 has {_SEPARATORS[other]} and no commas: give --delimiter"
+                f" {'tab' if other == TAB else repr(other)}, or --delimiter ',' if line 1 is the"
+                " name of a single column; nothing was written"
+            )
+        return names
 
     def blocks(self, progress: Progress, *, what: str) -> Iterator[TextBlock]:
         """Yield the records of a text file."""

@@ -12,7 +12,14 @@ from typing import Final
 import click
 
 from streamhouse.cli.loading.column_types import schema_of_files
-from streamhouse.cli.loading.row_files import FORMATS, FileFormat, FileRows, RowFile, format_of
+from streamhouse.cli.loading.row_files import (
+    FORMATS,
+    TAB,
+    FileFormat,
+    FileRows,
+    RowFile,
+    format_of,
+)
 from streamhouse.cli.output import json_option, print_json
 from streamhouse.cli.progress_bar import ProgressBar, quiet_option
 from streamhouse.cli.service_options import (
@@ -33,6 +40,15 @@ __all__ = ["command"]
 _OWN_WORDS: Final = re.compile(r"^table '[^']*'[:,] (row \d+ ?)?")
 
 
+def _delimiter(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    """Return the character; in a shell a tab is hard to type."""
+    if text in ("tab", "\\t", TAB):
+        return TAB
+    if text is not None and (len(text) != 1 or text == '"' or not " " <= text <= "~"):
+        raise click.BadParameter(f"{text!r} is not one ASCII character, other than a quote")
+    return text
+
+
 @click.command("load")
 @table_argument("path")
 @click.argument(
@@ -48,6 +64,12 @@ _OWN_WORDS: Final = re.compile(r"^table '[^']*'[:,] (row \d+ ?)?")
     type=click.Choice(FORMATS),
     help="Default: as the file's name says; .gz, .zst, .bz2 and .lz4 are decompressed.",
 )
+@click.option(
+    "--delimiter",
+    metavar="CHARACTER",
+    callback=_delimiter,
+    help="The character between the fields of CSV, or the word tab; default: a comma.",
+)
 @click.option("--create", is_flag=True, help="Make the table, with the types of the files.")
 @table_options
 @endpoint_option
@@ -59,6 +81,7 @@ def command(
     path: str,
     paths: tuple[Path, ...],
     file_format: FileFormat | None,
+    delimiter: str | None,
     create: bool,
     options: TableOptions,
     endpoint: str | None,
@@ -79,9 +102,11 @@ def command(
     flags = options.flags(click.get_current_context().command)
     if flags and not create:
         raise click.UsageError(f"{flags[0]} is of a new table: give --create with it")
-    files = [RowFile(file, file_format or format_of(file)) for file in paths]
+    files = [RowFile(file, file_format or format_of(file), delimiter) for file in paths]
     if len({file.file_format for file in files}) > 1:
         raise click.UsageError("the files have several formats: load each format by a command")
+    if delimiter and files[0].file_format != "csv":
+        raise click.UsageError("--delimiter is of CSV, and the files have another format")
     began_s = time.monotonic()
     with (
         open_client(endpoint, token=read_token(token_file)) as client,

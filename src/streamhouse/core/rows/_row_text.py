@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.values.calendar import arrow_value
 from streamhouse.core.model.values.decimals import as_decimal, as_integer
 from streamhouse.core.model.values.json_values import (
@@ -76,7 +77,7 @@ def _reason(value: Any, t: pa.DataType, error: Exception) -> str:
         shown = json.dumps(value, default=str) if isinstance(value, _AS_JSON) else str(value)
     except (ValueError, TypeError):
         shown = str(value)
-    return f"{shown[:100]!r} is no {t}{why}"
+    return f"{shown[:100]!r} is no {type_name(t)}{why}"
 
 
 def _value(value: Any, logical: LogicalType) -> Any:

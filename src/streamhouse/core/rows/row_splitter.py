@@ -25,7 +25,7 @@ from streamhouse.core.model.bucketing import encode_key
 from streamhouse.core.model.casts.conform import check_nulls
 from streamhouse.core.model.changelog import OPERATION_DELETE, operations_of
 from streamhouse.core.model.lake.limits import LakeLimits
-from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, type_name
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.calendar import python_value
 from streamhouse.core.rows.checked_rows import CheckedRows, Misfit, Misfits, ReadRows
@@ -271,7 +271,7 @@ def _cast_array(
             if len(part) == 1:
                 parts.append(pa.nulls(1, t))
                 shown = str(python_value(part[0]))[:100]
-                wrong.append((first, f"{shown!r} is no {t}, or is outside of its range"))
+                wrong.append((first, f"{shown!r} is no {type_name(t)}, or is outside of its range"))
                 continue
             half = len(part) // 2
             waiting.append((first + half, part.slice(half)))

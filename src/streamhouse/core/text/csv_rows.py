@@ -34,6 +34,7 @@ from streamhouse.core.text.text_rows import (
     TextRows,
     as_values,
 )
+from streamhouse.core.text.utf8 import NOT_UTF8, line_outside_utf8
 
 __all__ = ["csv_line", "csv_names", "csv_texts", "divide_csv"]
 
@@ -72,7 +73,7 @@ def _divided(
     body: bytes, names: Sequence[str], table: TableInfo, bounds: TextBounds, *, block_bytes: int
 ) -> CheckedRows:
     result = TextRows(bounds)
-    for batch in _text_batches(body, names, block_bytes):
+    for batch in _text_batches(body, names, block_bytes, bounds.delimiter):
         result.check(batch.num_rows, 0)
         rows = _with_all_columns(batch, table, body, result)
         checked = divide(table, rows.schema, [rows])
@@ -80,13 +81,15 @@ def _divided(
     return result.checked(table)
 
 
-def csv_names(body: bytes, *, what: str) -> list[str]:
+def csv_names(body: bytes, *, what: str, delimiter: str = ",") -> list[str]:
     """Return the names of a body's header; raises for a body without a header."""
     head = body[:_HEADER_BYTES_MAX]
     try:
-        names: list[str] = next(_records(head.decode("utf-8-sig", "ignore")), [])
+        names: list[str] = next(_records(head.decode("utf-8-sig", "ignore"), delimiter), [])
     except csv.Error as error:
         raise InvalidRequestError(f"{what}: line 1, the header, is no CSV: {error}") from error
+    if names and (line := line_outside_utf8(head[: head.find(b"\n") + 1])):
+        raise InvalidRequestError(f"{what}: line {line}, the header, {NOT_UTF8}")
     if not names:
         raise InvalidRequestError(
             f"{what}: the body is empty; a CSV body begins with a header of column names"
@@ -102,19 +105,25 @@ def csv_names(body: bytes, *, what: str) -> list[str]:
     return names
 
 
-def csv_texts(body: bytes, *, what: str) -> Iterator[pa.RecordBatch]:
+def csv_texts(
+    body: bytes, *, what: str, delimiter: str = ",", lines_before: int = 0
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a body with all fields as texts; raises for a body which is not CSV."""
-    names = csv_names(body, what=what)
+    names = csv_names(body, what=what, delimiter=delimiter)
     try:
-        yield from _text_batches(body, names, len(body) + 1)
+        yield from _text_batches(body, names, len(body) + 1, delimiter)
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"{what}: the body is no CSV: {error}") from error
+        line = line_outside_utf8(body)
+        reason = (
+            f"line {lines_before + line} {NOT_UTF8}" if line else f"the body is no CSV: {error}"
+        )
+        raise InvalidRequestError(f"{what}: {reason}") from error
 
 
 def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
     """Return the columns of a body; raises for a column unknown to the table."""
     what = bounds.what
-    names = csv_names(body, what=what)
+    names = csv_names(body, what=what, delimiter=bounds.delimiter)
     for name in names:
         if name == CHANGE_TYPE_COLUMN and table.is_primary_key_table:
             continue
@@ -133,12 +142,14 @@ def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
 
 
 def _text_batches(
-    body: bytes, names: Sequence[str], block_bytes: int
+    body: bytes, names: Sequence[str], block_bytes: int, delimiter: str
 ) -> pyarrow.csv.CSVStreamingReader:
     return pyarrow.csv.open_csv(
         pa.BufferReader(body),
         read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=block_bytes),
-        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=b'"' in body),
+        parse_options=pyarrow.csv.ParseOptions(
+            delimiter=delimiter, newlines_in_values=b'"' in body
+        ),
         convert_options=pyarrow.csv.ConvertOptions(
             column_types={name: pa.string() for name in names},
             null_values=[""],
@@ -183,18 +194,18 @@ def _is_hex(text: str | None) -> bool:
         return False
 
 
-def _records(text: str) -> Any:
-    return csv.reader(io.StringIO(text, newline=""))
+def _records(text: str, delimiter: str) -> Any:
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
 
 
 def _line_of(body: bytes, bounds: TextBounds, row: int) -> int:
     """Return the line at which a row begins; only used for errors."""
-    return bounds.lines_before + csv_line(body, row)
+    return bounds.lines_before + csv_line(body, row, delimiter=bounds.delimiter)
 
 
-def csv_line(body: bytes, row: int) -> int:
+def csv_line(body: bytes, row: int, *, delimiter: str = ",") -> int:
     """Return the line of a body at which a row begins."""
-    records = _records(body.decode("utf-8-sig", "replace"))
+    records = _records(body.decode("utf-8-sig", "replace"), delimiter)
     begins = 1
     remaining = row + 1
     # A field above Python's limit stops the reading; this field is the refused one.
@@ -210,18 +221,10 @@ def csv_line(body: bytes, row: int) -> int:
 
 def _reason(body: bytes, bounds: TextBounds, error: Exception) -> str:
     """Return why a body cannot be read, with the line if Arrow names the row."""
+    if line := line_outside_utf8(body):
+        return f"line {bounds.lines_before + line} {NOT_UTF8}"
     match = _ROW.search(str(error))
     if match is None:
-        return f"{_where(body, bounds)}the body is no CSV: {error}"
+        return f"the body is no CSV: {error}"
     # Arrow counts the header as row 1.
     return f"line {_line_of(body, bounds, int(match[1]) - 2)} is no CSV: {match[2]}"
-
-
-def _where(body: bytes, bounds: TextBounds) -> str:
-    """Return the line of malformed UTF-8, if the body is malformed UTF-8."""
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        line = bounds.lines_before + body.count(10, 0, error.start) + 1
-        return f"line {line} is no UTF-8: "
-    return ""

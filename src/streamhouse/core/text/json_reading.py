@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from streamhouse.core.text.utf8 import NOT_UTF8
+
 __all__ = ["JSON_DEPTH_MAX", "is_of", "json_object", "plain_values", "read_json"]
 
 JSON_DEPTH_MAX: Final = 64
@@ -36,6 +38,8 @@ def read_json(text: bytes) -> Any:
             value = _PATIENT_READER.decode(decoded)
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(NOT_UTF8) from error
     except ValueError as error:
         raise ValueError(f"is no JSON: {error}") from error
     if text.count(b"{") + text.count(b"[") > JSON_DEPTH_MAX and _is_too_deep(value):

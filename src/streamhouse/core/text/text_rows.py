@@ -48,6 +48,8 @@ class TextBounds:
     """Whether the caller has the option `on_error=reject`."""
     lines_before: int = 0
     """The lines before the body, if the body is a part of a file."""
+    delimiter: str = ","
+    """The character between the fields of CSV."""
 
     @property
     def owner(self) -> str:

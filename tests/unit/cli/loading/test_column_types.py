@@ -20,9 +20,11 @@ from streamhouse.core.model.schema import Schema, type_name
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 
 
-def _types(path: Path, text: str, file_format: FileFormat = "csv") -> dict[str, str]:
+def _types(
+    path: Path, text: str, file_format: FileFormat = "csv", delimiter: str | None = None
+) -> dict[str, str]:
     path.write_text(text, encoding="utf-8")
-    schema = schema_of_files([RowFile(path, file_format)])
+    schema = schema_of_files([RowFile(path, file_format, delimiter)])
     return {field.name: type_name(field.type) for field in schema}
 
 
@@ -38,7 +40,12 @@ def _table(schema: pa.Schema) -> TableInfo:
     [
         (["1", "-2", ""], "bigint"),
         (["1", "2.5"], "double"),
-        (["1", "9223372036854775808"], "double"),
+        (["1", "9223372036854775808"], "string"),
+        (["9007199254740993", "-9007199254740993"], "bigint"),
+        (["9007199254740993", "0.5"], "string"),
+        (["0.5", "-9007199254740993"], "string"),
+        (["9007199254740991", "0.5"], "double"),
+        (["1e300", "0.5"], "double"),
         (["01234", "98765"], "string"),
         (["0", "0.5"], "double"),
         (["true", "false"], "boolean"),
@@ -98,6 +105,93 @@ def test_ndjson_joins_the_types_of_all_lines(tmp_path: Path) -> None:
         "none": "string",
         "extra": "struct<x:boolean>",
     }
+
+
+@pytest.mark.parametrize(
+    ("lines", "column"),
+    [
+        (['{"a": 9007199254740993}', '{"a": 0.5}'], "a"),
+        (['{"a": -9007199254740993, "b": 0.5}', '{"a": 0.5}'], "a"),
+        (['{"a": 9223372036854775808}'], "a"),
+        (['{"a": {"b": [{"c": 0.5}, {"c": 9007199254740993}]}}'], "a.b.c"),
+        (['{"é": [0.5, 9007199254740993, 1]}'], "é"),
+        (['{"\\u00e9": [0.5, 9007199254740993]}'], "é"),
+        (['{"a": 9007199254740993}'] * 70_000 + ['{"a": 0.5}'], "a"),
+        (['{"a": 0.5}'] * 70_000 + ['{"a": 9007199254740993}'], "a"),
+        (['{"a": 1e300, "b": 9007199254740993}', '{"a": 0.5}'], None),
+        (['{"a": 9007199254740991}', '{"a": 0.5}'], None),
+    ],
+)
+def test_whole_numbers_of_ndjson_are_not_rounded(
+    tmp_path: Path, lines: list[str], column: str | None
+) -> None:
+    text = "\n".join(lines)
+    if column is None:
+        assert _types(tmp_path / "f.ndjson", text, "ndjson")["a"] == "double"
+        return
+    with pytest.raises(InvalidSchemaError, match=f"column '{column}' has whole numbers from 2"):
+        _types(tmp_path / "f.ndjson", text, "ndjson")
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (b"x,y\n1,a\n2,\xe9t\xe9\n", "line 3"),
+        (b"\xe9,y\n1,a\n", "line 1, the header,"),
+        (b"x,y\n" + b"1,a\n" * 70_000 + b"2,\xe9\n", "line 70002"),
+        (b'{"x": 1, "y": ""}\n\n{"x": 1, "y": "\xe9"}\n', "line 3"),
+        (b'{"x": 1, "y": ""}\n' * 70_000 + b'{"x": 1, "y": "\xe9"}\n', "line 70001"),
+    ],
+)
+def test_bytes_outside_of_utf8_are_one_sentence(tmp_path: Path, body: bytes, line: str) -> None:
+    file_format: FileFormat = "ndjson" if body.startswith(b"{") else "csv"
+    path = tmp_path / "f.txt"
+    path.write_bytes(body)
+    source = RowFile(path, file_format)
+    table = _table(pa.schema([("x", pa.int64()), ("y", pa.string())]))
+
+    with pytest.raises(InvalidRequestError) as new:
+        schema_of_files([source])
+    with pytest.raises(InvalidRequestError) as existing:
+        [*source.rows(table, ignored)]
+
+    reason = f"{line} is not UTF-8; convert the text to UTF-8, as 'iconv -f latin1 -t utf-8' does"
+    assert new.value.message == f"{path}: {reason}"
+    message = existing.value.message.removesuffix("; nothing was written")
+    assert message == f"{path} into 'default.t': {reason}"
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "words"),
+    [
+        (";", "semicolons and no commas: give --delimiter ';'"),
+        ("\t", "tabs and no commas: give --delimiter tab"),
+        ("|", "bars and no commas: give --delimiter '|'"),
+    ],
+)
+def test_another_delimiter_is_named_and_taken(tmp_path: Path, delimiter: str, words: str) -> None:
+    path = tmp_path / "f.csv"
+    path.write_text('x;y\n1;"a;""b,"\n2;c\n'.replace(";", delimiter), encoding="utf-8")
+    table = _table(pa.schema([("x", pa.int64()), ("y", pa.string())]))
+
+    for read in (
+        lambda: schema_of_files([RowFile(path, "csv")]),
+        lambda: [*RowFile(path, "csv").rows(table, ignored)],
+    ):
+        with pytest.raises(InvalidRequestError, match=r"f\.csv.*: line 1 has ") as refused:
+            read()
+        assert words in refused.value.message
+
+    source = RowFile(path, "csv", delimiter)
+    assert schema_of_files([source]) == table.schema.to_arrow()
+    (part,) = source.rows(table, ignored)
+    texts = [f'a{delimiter}"b,', "c"]
+    assert part.rows.to_pydict() == {"x": [1, 2], "y": texts}
+    assert part.place(1) == "line 3"
+
+
+def test_a_single_column_may_have_a_delimiter_in_its_name(tmp_path: Path) -> None:
+    assert _types(tmp_path / "f.csv", "a|b\n1\n", "csv", ",") == {"a|b": "bigint"}
 
 
 def test_a_column_with_two_types_names_the_line(tmp_path: Path) -> None:

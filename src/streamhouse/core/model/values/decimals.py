@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.schema import type_name
 
 __all__ = [
     "NUMBER",
@@ -101,5 +102,5 @@ def castable_texts(texts: pa.Array, t: pa.DataType) -> pa.Array:
         try:
             plain.append(f"{decimal_of_text(text, t):f}")
         except (ValueError, ArithmeticError) as error:
-            raise SchemaMismatchError(f"{text[:100]!r} is no {t}: {error}") from error
+            raise SchemaMismatchError(f"{text[:100]!r} is no {type_name(t)}: {error}") from error
     return pc.replace_with_mask(texts, is_odd, pa.array(plain, texts.type))

@@ -128,4 +128,4 @@ def test_a_value_of_another_encoding_is_no_json() -> None:
     found = read_alone_and_among_many(columns_of(values), info)
 
     assert found.rows.column("id").to_pylist() == [2]
-    assert all("is no JSON: 'utf-8'" in misfit.reason for misfit in found.misfits.values())
+    assert all("is not UTF-8" in misfit.reason for misfit in found.misfits.values())

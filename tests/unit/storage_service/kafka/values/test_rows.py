@@ -101,10 +101,10 @@ def test_json_values_are_rows() -> None:
         (b"{", "the value is no JSON"),
         (b"[1]", "the value is no JSON object"),
         (b'{"id":1}{"id":2}', "the value is no JSON"),
-        (b'{"id":"x"}', "'x' is no int64"),
+        (b'{"id":"x"}', "'x' is no bigint"),
         (b'{"id":1,"nam":"x"}', "the table has no column 'nam'"),
         (b'{"name":"x"}', "null, and the column 'id' must not be null"),
-        (b'{"id":1,"name":"\xff"}', "the value is no JSON"),
+        (b'{"id":1,"name":"\xff"}', "the value is not UTF-8"),
         (None, "null, and the column 'id' must not be null"),
     ],
 )

@@ -132,7 +132,7 @@ async def test_without_on_error_one_bad_row_refuses_all(
 
     assert answer.status == 400
     message = answer.json()["error"]["message"]
-    assert "row 1, column 'size': 'ten' is no int32" in message
+    assert "row 1, column 'size': 'ten' is no int" in message
     assert "nothing was written" in message
     assert _ends(service) == (0, 0)
 
