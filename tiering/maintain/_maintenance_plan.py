@@ -252,7 +252,7 @@ def _delete_merges(
 ) -> Iterator[tuple[LiveDeletes, ...]]:
     by_partition: Mapping[tuple[int, PartitionValues], list[LiveDeletes]] = defaultdict(list)
     for delete in deletes:
-        if delete.is_vector:
+        if delete.is_vector or not delete.is_mergeable:
             continue
         by_partition[(delete.spec_id, delete.partition)].append(delete)
     for members in by_partition.values():

@@ -116,6 +116,12 @@ class RoundWriter:
                     if isinstance(result, SplitResult)
                     for deletes in result.deletes
                 ],
+                deleted_rows=[
+                    rows
+                    for result in results
+                    if isinstance(result, SplitResult)
+                    for rows in result.deleted_rows
+                ],
                 base_offsets=plan.base_offsets,
                 tiered_offsets=plan.target_offsets,
                 truncated_offsets=plan.truncated_offsets,

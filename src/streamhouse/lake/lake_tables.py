@@ -31,6 +31,7 @@ from streamhouse.core.secret_sources import withheld_explained
 from streamhouse.lake._landing import pause
 from streamhouse.lake.catalogs._sql_catalog import open_catalog
 from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.snapshots.live_files import LiveFilesCache
 from streamhouse.lake.tables._creation import create_lake_table, lake_identifier
@@ -99,6 +100,7 @@ class IcebergLake:
         return IcebergLakeTable(
             lake_table,
             table,
+            files=LakeFilesystem(self.file_properties),
             live_files=self._live_files_of(lake_table),
             role=role,
             registered=None if state is None else state.snapshot_id,

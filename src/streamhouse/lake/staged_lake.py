@@ -121,6 +121,7 @@ class StagedTable:
         return IcebergLakeTable(
             opened.iceberg,
             info,
+            files=opened.files,
             live_files=self._cache,
             role=self.role,
             registered=self.base_snapshot_id,

@@ -52,7 +52,10 @@ FIXED_PROPERTIES: Final = (
     "table.datalake.changelog",
     IMPORT_SOURCE_PROPERTY,
 )
-"""What is fixed when a table is created, besides merge properties."""
+"""What is fixed when a table is created, besides merge properties.
+
+A history from a later beginning would be incomplete, and an import could not tell its contents.
+"""
 
 _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     "table.datalake.enabled": (

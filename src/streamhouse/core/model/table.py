@@ -200,11 +200,6 @@ class TableDescriptor:
                 f"{where} table.datalake.changelog needs a primary key; the lake table of a log"
                 " table is its full history already"
             )
-        if properties.datalake_format_version == 3 and self.primary_key:
-            raise InvalidSchemaError(
-                f"{where} table.datalake.format-version = 3 is for log tables; leave it out for a"
-                " primary key table"
-            )
         behavior = self.merge_rules().delete_behavior
         if (
             properties.datalake_ttl_ms is not None

@@ -46,13 +46,14 @@ class SnapshotChanges:
 
     `added` and `removed` hold data files and position delete files alike; each entry has its kind.
     The added data files get `data_sequence_number`: rewritten rows count as old as their originals;
-    None means the snapshot's own.
+    None means the snapshot's own. The files at `made_for_it` are of no use without the commit.
     """
 
     operation: Operation
     added: Sequence[DataFile] = ()
     removed: Sequence[DataFile] = ()
     data_sequence_number: int | None = None
+    made_for_it: Sequence[str] = ()
 
 
 def stage_snapshot(
@@ -109,7 +110,7 @@ def stage_snapshot(
             AssertTableUUID(uuid=metadata.table_uuid),
             AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent_id}),
         ),
-        metadata_paths=tuple(manifests.paths),
+        metadata_paths=(*manifests.paths, *changes.made_for_it),
     )
 
 

@@ -29,11 +29,13 @@ from streamhouse.lake.commits._staged_snapshot import (
     SnapshotChanges,
     stage_snapshot,
 )
+from streamhouse.lake.commits._vectors import write_vectors
 from streamhouse.lake.files._field_ids import with_defaults
 from streamhouse.lake.files._written_files import data_files, position_delete_files
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.name_mapping import NameMapping
 from streamhouse.lake.files.parquet_writer import WrittenFile
-from streamhouse.lake.files.position_deletes import WrittenDeletes
+from streamhouse.lake.files.position_deletes import DeletedRows, WrittenDeletes
 from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.snapshots._coverage import (
     CoveredOffsets,
@@ -64,13 +66,15 @@ _logger = logging.getLogger(__name__)
 class LakeCommit:
     """A round's commit: the changes from `base_offsets` to `tiered_offsets` as files of the lake.
 
-    `deletes` point to data files that are live in the snapshot of the round's plan. If the lake
+    `deletes`, and `deleted_rows` in format version 3, point to data files that are live in the
+    snapshot of the round's plan. If the lake
     does not have `truncated_offsets` yet, all its rows were overwritten and go; with `is_anew` all
     rows go as well. `fingerprints` are the log's at `tiered_offsets`.
     """
 
     files: Sequence[WrittenFile]
     deletes: Sequence[WrittenDeletes] = ()
+    deleted_rows: Sequence[DeletedRows] = ()
     base_offsets: Mapping[int, int]
     tiered_offsets: Mapping[int, int]
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
@@ -90,11 +94,14 @@ class IcebergLakeTable:
         table: Table,
         info: TableInfo,
         *,
+        files: LakeFilesystem,
         live_files: LiveFilesCache | None = None,
         role: LakeRole = LakeRole.ROWS,
         registered: int | None = None,
     ) -> None:
         self._table = table
+        self.files = files
+        """Opens the table's files."""
         self._registered = registered
         self.info = info
         self.role = role
@@ -215,6 +222,11 @@ class IcebergLakeTable:
             return self._live_files.of(self._table)
 
     @property
+    def has_vectors(self) -> bool:
+        """Whether deleted rows are deletion vectors, not position delete files."""
+        return self._table.metadata.format_version >= 3
+
+    @property
     def layout(self) -> LakeLayout:
         """How files for this table must be written."""
         return self._layout
@@ -315,16 +327,32 @@ class _RoundChange:
         commit, removed = self.commit, list[DataFile]()
         if commit.is_anew or dict(commit.truncated_offsets) != self.lake_table.truncated_offsets:
             removed = list(live_data_files(table))
-        operation = Operation.OVERWRITE if commit.deletes or removed else Operation.APPEND
-        if removed and not self.files:
+        added, made_for_it = list(self.files), list[str]()
+        if commit.deleted_rows and not removed:
+            lake_table = self.lake_table
+            vectors = write_vectors(
+                table,
+                commit.deleted_rows,
+                files=lake_table.files,
+                live=lake_table.live_files(),
+            )
+            added += vectors.added
+            removed += vectors.removed
+            made_for_it.append(vectors.path)
+        has_deletes = commit.deletes or commit.deleted_rows
+        operation = Operation.OVERWRITE if has_deletes or removed else Operation.APPEND
+        if removed and not added:
             operation = Operation.DELETE
-        return SnapshotChanges(operation=operation, added=self.files, removed=removed)
+        return SnapshotChanges(
+            operation=operation, added=added, removed=removed, made_for_it=made_for_it
+        )
 
     def _check_referenced(self) -> None:
         """Raise unless every file that the round deletes rows of is still live."""
-        deletes = self.commit.deletes
-        if deletes:
-            gone = self.lake_table.live_files().missing(p for d in deletes for p in d.data_paths)
+        paths = [path for deletes in self.commit.deletes for path in deletes.data_paths]
+        paths += [rows.data_path for rows in self.commit.deleted_rows]
+        if paths:
+            gone = self.lake_table.live_files().missing(paths)
             if gone:
                 raise UnavailableError(
                     f"lake table '{self.lake_table.name}': another engine rewrote {len(gone)} files"

@@ -12,14 +12,16 @@ from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.typedef import Record
 
 from streamhouse.lake.files._statistics import StatisticsPlan
+from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector
 from streamhouse.lake.files.parquet_writer import WrittenFile
 from streamhouse.lake.files.position_deletes import (
     PATH_FIELD_ID,
     POSITION_FIELD_ID,
+    DeletedRows,
     WrittenDeletes,
 )
 
-__all__ = ["data_files", "position_delete_files"]
+__all__ = ["data_files", "position_delete_files", "vector_files"]
 
 
 def data_files(
@@ -90,5 +92,29 @@ def position_delete_files(written: Sequence[WrittenDeletes]) -> list[DataFile]:
             sort_order_id=None,
         )
         file.spec_id = deletes.spec_id
+        files.append(file)
+    return files
+
+
+def vector_files(
+    written: Sequence[DeletionVector], places: Mapping[str, DeletedRows]
+) -> list[DataFile]:
+    """Return the entries of deletion vectors; `places` has the partition of each data file."""
+    files = []
+    for vector in written:
+        place = places[vector.data_path]
+        file = DataFile.from_args(
+            _table_format_version=3,
+            content=DataFileContent.POSITION_DELETES,
+            file_path=vector.path,
+            file_format=FileFormat.PUFFIN,
+            partition=Record(*place.partition),
+            record_count=vector.position_count,
+            file_size_in_bytes=vector.file_bytes,
+            referenced_data_file=vector.data_path,
+            content_offset=vector.offset,
+            content_size_in_bytes=vector.size_bytes,
+        )
+        file.spec_id = place.spec_id
         files.append(file)
     return files

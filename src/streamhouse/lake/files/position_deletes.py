@@ -10,7 +10,7 @@ import contextlib
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +22,7 @@ from streamhouse.core.errors import StreamhouseError, UnsupportedError
 from streamhouse.core.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
 from streamhouse.lake.files._field_ids import FIELD_ID_KEY
 from streamhouse.lake.files.bounds import integer_range
+from streamhouse.lake.files.deletes._deletion_vectors import encode_positions
 from streamhouse.lake.files.lake_filesystem import (
     LakeFilesystem,
     file_name_metadata,
@@ -31,9 +32,12 @@ from streamhouse.lake.files.partition_layout import PartitionValues
 __all__ = [
     "PATH_FIELD_ID",
     "POSITION_FIELD_ID",
+    "DeletedRows",
     "LakeFile",
+    "Positions",
     "WrittenDeletes",
     "delete_written",
+    "deleted_rows",
     "locate_below",
     "locate_offsets",
     "write_position_deletes",
@@ -98,6 +102,34 @@ class WrittenDeletes:
     data_paths: tuple[str, ...]
     first_position: int
     last_position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedRows:
+    """Deleted rows of a data file of format version 3: plain data, to cross processes.
+
+    `positions` are in the form of a deletion vector; the commit makes the data file's vector.
+    """
+
+    data_path: str
+    spec_id: int
+    partition: PartitionValues
+    positions: bytes = field(repr=False)
+    row_count: int
+
+
+def deleted_rows(located: Mapping[LakeFile, Positions]) -> list[DeletedRows]:
+    """Return the located rows for the deletion vectors of their data files."""
+    return [
+        DeletedRows(
+            data_path=file.path,
+            spec_id=file.spec_id,
+            partition=file.partition,
+            positions=encode_positions(positions),
+            row_count=len(positions),
+        )
+        for file, positions in located.items()
+    ]
 
 
 def locate_below(

@@ -134,7 +134,10 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveDeletes:
-    """Position deletes of a snapshot, and the data files, live or not, that need them."""
+    """Position deletes of a snapshot, and the data files, live or not, that need them.
+
+    Delete files are not `is_mergeable` in format version 3, which takes no new ones.
+    """
 
     deletes: Deletes
     spec_id: int
@@ -142,6 +145,7 @@ class LiveDeletes:
     size_bytes: int
     row_count: int
     data_paths: frozenset[str]
+    is_mergeable: bool = True
 
     @property
     def is_vector(self) -> bool:
@@ -204,7 +208,14 @@ class InventoryReader:
             snapshot_id=snapshot.snapshot_id,
             sequence_number=snapshot.sequence_number or 0,
             files=tuple(_with_deletes([_live_file(f) for f in data], needed, is_fixed)),
-            deletes=tuple(_live_deletes(file, needed[deletes_of(file)]) for file in foldable),
+            deletes=tuple(
+                _live_deletes(
+                    file,
+                    needed[deletes_of(file)],
+                    is_mergeable=table.metadata.format_version < 3,
+                )
+                for file in foldable
+            ),
             data_files={
                 **{file.file_path: file for file in data},
                 **{deletes_of(file): file for file in foldable},
@@ -270,7 +281,7 @@ def _live_file(file: DataFile) -> LiveFile:
     )
 
 
-def _live_deletes(file: DataFile, names: Mapping[str, int]) -> LiveDeletes:
+def _live_deletes(file: DataFile, names: Mapping[str, int], *, is_mergeable: bool) -> LiveDeletes:
     return LiveDeletes(
         deletes=deletes_of(file),
         spec_id=file.spec_id,
@@ -278,6 +289,7 @@ def _live_deletes(file: DataFile, names: Mapping[str, int]) -> LiveDeletes:
         size_bytes=file.file_size_in_bytes,
         row_count=file.record_count,
         data_paths=frozenset(names),
+        is_mergeable=is_mergeable,
     )
 
 

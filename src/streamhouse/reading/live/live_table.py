@@ -20,7 +20,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from streamhouse.core.errors import (
     OffsetOutOfRangeError,
@@ -35,7 +35,9 @@ from streamhouse.lake.commits.committer import IcebergLakeTable, LakeCommit
 from streamhouse.lake.files.live_folders import HANDED_OUT_S, LiveFolders
 from streamhouse.lake.files.parquet_writer import WrittenFile
 from streamhouse.lake.files.position_deletes import (
+    DeletedRows,
     WrittenDeletes,
+    deleted_rows,
     locate_below,
     write_position_deletes,
 )
@@ -249,10 +251,10 @@ class LiveLakeTable:
         """Write and stage the rows of `plan`, if there are any; return the new data files."""
         lake_table = staged.table.lake_table
         is_behind = plan.truncated_offsets != lake_table.truncated_offsets
-        expired = list[WrittenDeletes]()
+        expired = _Expired([], [])
         if not (is_behind or staged.steps):
             expired = self._expired(served, lake_table, folders)
-        if not (plan.splits or is_behind or expired):
+        if not (plan.splits or is_behind or any(expired)):
             return []
         splits = round_splits(
             plan,
@@ -272,16 +274,27 @@ class LiveLakeTable:
 
     def _expired(
         self, served: ServedTable, lake_table: IcebergLakeTable, folders: LiveFolders
-    ) -> list[WrittenDeletes]:
-        """Write deletes of the rows that reached their time to live and are in lake files still."""
+    ) -> _Expired:
+        """Delete the rows that reached their time to live and are in lake files still."""
         files, live = self._lake.files, lake_table.live_files()
-        deletes = []
+        expired = _Expired([], [])
         for bucket, at in served.positions.items():
             candidates = live.of_bucket(bucket, before=at.expired_offset)
             located = locate_below(files, candidates, at.expired_offset, bucket=bucket)
-            name = f"b{bucket:05d}-expired"
-            deletes += write_position_deletes(files, located, folder=folders.data, name=name)
-        return deletes
+            if lake_table.has_vectors:
+                expired.rows.extend(deleted_rows(located))
+            else:
+                name = f"b{bucket:05d}-expired"
+                written = write_position_deletes(files, located, folder=folders.data, name=name)
+                expired.deletes.extend(written)
+        return expired
+
+
+class _Expired(NamedTuple):
+    """Deletes of expired rows: position delete files, or in format version 3 the rows."""
+
+    deletes: list[WrittenDeletes]
+    rows: list[DeletedRows]
 
 
 def _run(splits: Sequence[TieringSplit], log: TableReads) -> list[SplitResult]:
@@ -338,13 +351,14 @@ def _epoch(served: ServedTable, lake_table: IcebergLakeTable) -> int:
 def _commit(
     results: Sequence[SplitResult],
     plan: RoundPlan,
-    expired: Sequence[WrittenDeletes],
+    expired: _Expired,
     *,
     epoch: int,
 ) -> LakeCommit:
     return LakeCommit(
         files=[file for result in results for file in result.files],
-        deletes=[*expired, *(deletes for result in results for deletes in result.deletes)],
+        deletes=[*expired.deletes, *(d for result in results for d in result.deletes)],
+        deleted_rows=[*expired.rows, *(r for result in results for r in result.deleted_rows)],
         base_offsets=plan.base_offsets,
         tiered_offsets=plan.target_offsets,
         truncated_offsets=plan.truncated_offsets,

@@ -32,8 +32,11 @@ from streamhouse.lake.files.parquet_writer import (
     WrittenFile,
 )
 from streamhouse.lake.files.position_deletes import (
+    DeletedRows,
     LakeFile,
+    Positions,
     WrittenDeletes,
+    deleted_rows,
     locate_offsets,
     write_position_deletes,
 )
@@ -51,12 +54,14 @@ class Retraction:
     """The inputs for retracting rows of the lake; with them a task writes surviving versions only.
 
     The round moves the bucket's changes [boundary, bucket_end); the split is a part of the range.
-    `lake_files` are the live data files with possible rows of the bucket.
+    `lake_files` are the live data files with possible rows of the bucket. With `has_vectors` the
+    task leaves the writing of deletes to the commit.
     """
 
     boundary: int
     bucket_end: int
     lake_files: tuple[LakeFile, ...] = field(repr=False)
+    has_vectors: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,7 @@ class SplitResult:
     range: OffsetRange
     files: tuple[WrittenFile, ...]
     deletes: tuple[WrittenDeletes, ...] = ()
+    deleted_rows: tuple[DeletedRows, ...] = ()
     not_found: int = 0
 
     @property
@@ -140,12 +146,24 @@ def run_split(
                 f"table '{split.table}', bucket {split.range.bucket}: wrote {written} of"
                 f" {row_count} rows of [{split.range.start}, {split.range.end})"
             )
-        deletes, not_found = _write_deletes(split, folded)
+        located = _located(split, folded)
+        deletes, rows = list[WrittenDeletes](), list[DeletedRows]()
+        if split.retraction is not None and split.retraction.has_vectors:
+            rows = deleted_rows(located)
+        else:
+            deletes = write_position_deletes(
+                split.files, located, folder=split.folder, name=_file_name(split)
+            )
     except BaseException:
         writer.abort()
         raise
+    retracted = 0 if folded is None else len(folded.retracted)
     return SplitResult(
-        range=split.range, files=tuple(files), deletes=tuple(deletes), not_found=not_found
+        range=split.range,
+        files=tuple(files),
+        deletes=tuple(deletes),
+        deleted_rows=tuple(rows),
+        not_found=retracted - sum(len(positions) for positions in located.values()),
     )
 
 
@@ -197,19 +215,13 @@ def _write_rows(
     target.flush()
 
 
-def _write_deletes(
-    split: TieringSplit, folded: FoldedSplit | None
-) -> tuple[list[WrittenDeletes], int]:
-    """Write the split's deletes; return also the number of retracted rows in no live file."""
+def _located(split: TieringSplit, folded: FoldedSplit | None) -> dict[LakeFile, Positions]:
+    """Return where in live files the rows are that the split retracts."""
     if folded is None or split.retraction is None or not len(folded.retracted):
-        return [], 0
-    located = locate_offsets(
+        return {}
+    return locate_offsets(
         split.files,
         split.retraction.lake_files,
         folded.retracted,
         bucket=split.range.bucket,
     )
-    deletes = write_position_deletes(
-        split.files, located, folder=split.folder, name=_file_name(split)
-    )
-    return deletes, len(folded.retracted) - sum(file.row_count for file in deletes)
