@@ -9,6 +9,7 @@ import pytest
 from pyiceberg.manifest import DataFile
 
 from integration.judges.duckdb_read import connect
+from streamhouse.core.errors import UnavailableError
 from streamhouse.lake.snapshots._manifests import live_entries, manifests_of
 from streamhouse.lake.snapshots.live_files import is_vector, path_bounds
 from tests.support.held_step import lower
@@ -118,3 +119,25 @@ def test_maintenance_removes_vectors_with_their_data_files(key_world: KeyTableWo
     key_world.tiering.maintain(policy=key_world.tiering.on_demand())
     _check(key_world)
     assert len(_puffins(key_world)) < before
+
+
+def test_a_compaction_that_comes_between_makes_the_round_start_over(
+    key_world: KeyTableWorld,
+) -> None:
+    key_world.create_key_table(properties=VERSION_3)
+    for start in (0, 10):
+        key_world.upsert(*(row(key) for key in range(start, start + 10)))
+        key_world.tiering.tier()
+    key_world.upsert(row(3, 2.0), row(13, 2.0))
+    key_world.tiering.tier()
+    key_world.upsert(row(4, 3.0))
+
+    def compact(step: str) -> None:
+        if step == "files-written":
+            key_world.tiering.maintain(policy=key_world.tiering.on_demand())
+
+    with pytest.raises(UnavailableError, match=r"another engine rewrote \d+ files"):
+        key_world.tiering.round(checkpoint=compact).run()
+
+    key_world.tiering.tier()
+    _check(key_world)
