@@ -9,15 +9,17 @@ import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import OffsetOutOfRangeError
 from tests.support.adoption_world import Lake
 from tests.support.command_line import streamhouse
 from tests.support.service_process import ServiceProcess
-from tests.support.tier_once import tier_once
+from tests.support.tier_once import run_due, tier_once
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +46,7 @@ def _write(client: StreamhouseClient, value: int) -> None:
     client.delete("d.keys", rows.select(["id"]).slice(0, 10))
 
 
-def _versions(client: StreamhouseClient, table: str, **options: int) -> list[int]:
+def _versions(client: StreamhouseClient, table: str, **options: Any) -> list[int]:
     rows = client.read(f"{table}$changes", columns=["_commit_version"], **options)
     return sorted(set(rows.column("_commit_version").to_pylist()))
 
@@ -127,3 +129,57 @@ def test_an_adopted_lake(tmp_path: Path) -> None:
         # By time, too: no row of the new log is before the adopted ones.
         later = _EPOCH + timedelta(microseconds=before["d.log"][-1] + 1)
         assert client.count("d.log", startingTimestamp=later.isoformat()) == 40
+
+
+def _check_refused(client: StreamhouseClient, versions: Sequence[int]) -> None:
+    """The first two of three versions are past their time to live."""
+    refused = rf"up to version {versions[1]} by table.datalake.ttl"
+    bounds: list[dict[str, Any]] = [
+        {},
+        {"startingVersion": versions[0]},
+        {"startingVersion": versions[1]},
+    ]
+    for options in bounds:
+        for read in (client.read, client.count):
+            with pytest.raises(OffsetOutOfRangeError, match=refused):
+                read("d.aged$changes", **options)
+    assert _versions(client, "d.aged", startingVersion=versions[1] + 1) == [versions[2]]
+    assert _versions(client, "d.aged", startingOffsets="earliest") == [versions[2]]
+
+
+def test_versions_whose_rows_left_the_lake_are_refused(tmp_path: Path) -> None:
+    """Wherever the table goes on: after a restart, a takeover, a restored backup, an adoption."""
+    lake = Lake(tmp_path / "lake")
+    journal = ("--journal", f"file://{tmp_path / 'journal'}", "--lease-ms", "1500")
+    behind = _clocked(tmp_path, "behind", _BEHIND)
+    with lake.service("a", options=journal, command=behind) as (service, client):
+        client.create_table("d.aged", _SCHEMA, bucket_count=3)
+        rows = pa.table({"id": range(20), "v": [1] * 20}, schema=_SCHEMA)
+        for _ in range(2):
+            client.append("d.aged", rows)
+        tier_once(client)
+        assert service.terminate() == 0
+    with lake.service("a", options=journal) as (service, client):
+        client.append("d.aged", rows)
+        versions = _versions(client, "d.aged")
+        # The rows of before are five hours old for the worker, too.
+        client.alter_properties("d.aged", updates={"table.datalake.ttl": "4h"})
+        tier_once(client)
+        run_due(client)
+        _check_refused(client, versions)
+        service.kill()
+    with lake.service("a", options=journal) as (_, client):
+        _check_refused(client, versions)
+    lake.lose("a")
+    with lake.service("b", options=journal) as (service, client):
+        _check_refused(client, versions)
+        assert service.terminate() == 0
+    streamhouse("backup", "--data-dir", tmp_path / "lake" / "b", "--to", tmp_path / "backup")
+    streamhouse("restore", "--from", tmp_path / "backup", "--data-dir", tmp_path / "lake" / "c")
+    with lake.service("c") as (_, client):
+        _check_refused(client, versions)
+    lake.lose("c")
+    with lake.service("d") as (_, client):
+        client.create_database("d")
+        client.adopt_table("d.aged", force=True)
+        _check_refused(client, versions)

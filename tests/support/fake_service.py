@@ -389,6 +389,7 @@ class FakeService:
                 if report.keep_lease
                 else report.maintenance_due_us,
                 expired_offsets=further(lake.expired_offsets, report.expired_offsets),
+                expired_at_us=max(lake.expired_at_us, report.expired_at_us),
                 fingerprints=own,
             )
             for bucket, end in table.lake.expired_offsets.items():

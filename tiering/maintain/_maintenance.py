@@ -309,16 +309,20 @@ class Maintainer:
             self._refresh(lake_table, memory, rules)
             memory.expired = ends
             return None
+        expired_at_us = 0
         if lake_table.role is LakeRole.ROWS:
             # From here on no read returns these rows, even while a lake table still has the rows.
             # The batch layout drops the rows after this table's snapshot has the offsets.
-            claim.on_expired(ends)
+            newest = [f.last_timestamp_us for f in files if f.last_timestamp_us is not None]
+            expired_at_us = max([lake_table.expired_at_us, *newest])
+            claim.on_expired(ends, expired_at_us)
             self.checkpoint("expiry-registered")
         removed = remove_files(
             lake_table,
             inventory,
             files,
             expired_offsets=ends,
+            expired_at_us=expired_at_us,
             epoch=claim.epoch,
             check_lease=claim.check,
             checkpoint=self.checkpoint,

@@ -85,9 +85,9 @@ class Claim:
 
     Readers use the snapshot `snapshot_id`, which stays at any age. `on_snapshot` gets the
     snapshot that replaces `snapshot_id`. `on_expired` gets the new first offsets of the table's
-    rows, and returns once every reader that plans uses the offsets. `expired_offsets` are the
-    offsets in the rows' own lake table, for the side tables. No rows wait for a table that
-    `is_idle`.
+    rows and the time of the newest row below, and returns once every reader that plans uses the
+    offsets. `expired_offsets` are the offsets in the rows' own lake table, for the side tables. No
+    rows wait for a table that `is_idle`.
     """
 
     epoch: int
@@ -95,6 +95,6 @@ class Claim:
     check: Callable[[], None] = lambda: None
     is_cancelled: Callable[[], bool] = lambda: False
     on_snapshot: Callable[[int], None] = lambda _: None
-    on_expired: Callable[[Mapping[int, int]], None] = lambda _: None
+    on_expired: Callable[[Mapping[int, int], int], None] = lambda *_: None
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
     is_idle: bool = False

@@ -67,13 +67,15 @@ def remove_files(
     files: Collection[LiveFile],
     *,
     expired_offsets: Mapping[int, int],
+    expired_at_us: int = 0,
     epoch: int,
     check_lease: Callable[[], None] = lambda: None,
     checkpoint: Callable[[str], None] = lambda _: None,
 ) -> Removed:
     """Commit a snapshot without `files` and without delete files for `files` only.
 
-    The snapshot records that rows below `expired_offsets` have reached their time to live.
+    The snapshot records that rows below `expired_offsets`, the newest of which was written at
+    `expired_at_us`, have reached their time to live.
 
     Raises:
         FencedError: another worker has the table now; nothing was removed.
@@ -90,6 +92,7 @@ def remove_files(
             epoch=epoch,
             is_removal=True,
             expired_offsets=expired_offsets,
+            expired_at_us=expired_at_us,
         ),
         check_lease=check_lease,
         checkpoint=checkpoint,

@@ -416,6 +416,7 @@ class TieringRound:
             maintenance_due_us=due_us,
             truncated_offsets=lake_table.truncated_offsets,
             expired_offsets=lake_table.expired_offsets,
+            expired_at_us=lake_table.expired_at_us,
             fingerprints=lake_table.fingerprints,
             debt=self._debt(lake_table, sides, written),
         )

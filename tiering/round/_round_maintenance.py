@@ -48,6 +48,7 @@ class ClaimedMaintenance:
     tiered_offsets: Mapping[int, int]
     is_stopping: Callable[[], bool] = lambda: False
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    expired_at_us: int = 0
     is_idle: bool = False
 
     @property
@@ -137,8 +138,8 @@ class ClaimedMaintenance:
             _logger.exception("event=maintenance_bug table=%s", self.info.path)
             return None
 
-    def _expire(self, ends: Mapping[int, int]) -> None:
-        self.expired_offsets = ends
+    def _expire(self, ends: Mapping[int, int], at_us: int) -> None:
+        self.expired_offsets, self.expired_at_us = ends, at_us
         self.report(keep_lease=True)
 
     def report(self, *, keep_lease: bool) -> None:
@@ -156,6 +157,7 @@ class ClaimedMaintenance:
             keep_lease=keep_lease,
             maintenance_due_us=self.due_again_us(),
             expired_offsets=further(self.lake_table.expired_offsets, self.expired_offsets),
+            expired_at_us=max(self.lake_table.expired_at_us, self.expired_at_us),
             fingerprints=self.lake_table.fingerprints,
             debt=self.maintainer.debt(self.lake_table, self.sides),
         )

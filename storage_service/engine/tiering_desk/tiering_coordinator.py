@@ -315,6 +315,7 @@ class TieringCoordinator:
                 batch=batch_of_report(table, report.batch, epoch=epoch),
                 truncated_offsets=dict(lake.truncated_offsets if truncated is None else truncated),
                 expired_offsets=further(lake.expired_offsets, report.expired_offsets),
+                expired_at_us=max(lake.expired_at_us, report.expired_at_us),
                 fingerprints=fingerprints,
             )
             if reported != lake:

@@ -261,6 +261,7 @@ class CompleteTiering(_RequestBody):
     debt: CompletedDebt | None = None
     truncated_offsets: _Offsets | None = None
     expired_offsets: _Offsets = {}
+    expired_at_us: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     maintenance_due_us: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     fingerprints: _Fingerprints = {}
 

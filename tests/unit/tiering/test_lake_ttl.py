@@ -10,6 +10,7 @@ from pyiceberg.table.snapshots import Operation
 
 from streamhouse.core.errors import UnavailableError
 from streamhouse.core.model.lake.facts import (
+    EXPIRED_AT_PROPERTY,
     EXPIRED_OFFSETS_PROPERTY,
     TIERED_OFFSETS_PROPERTY,
 )
@@ -279,6 +280,7 @@ def test_a_layout_without_young_rows_is_filled_without_one(lake: LogTableWorld) 
 def test_what_has_expired_is_said_by_every_snapshot_from_then_on(lake: LogTableWorld) -> None:
     lake.tiering.create_table(properties=TTL)
     lake.tier_rows(10)
+    newest_us = lake.tiering.service.now_ms * 1_000
     lake.tiering.service.sleep(TTL_S * 1.2)
     lake.tiering.round(_idle_claim(lake), maintainer=_maintainer(lake)).run()
     lake.tier_rows(5)
@@ -287,11 +289,13 @@ def test_what_has_expired_is_said_by_every_snapshot_from_then_on(lake: LogTableW
     assert summary is not None
     assert summary.additional_properties[EXPIRED_OFFSETS_PROPERTY] == '{"0": 10}'
     assert lake.tiering.lake_table().properties[EXPIRED_OFFSETS_PROPERTY] == '{"0": 10}'
+    assert lake.tiering.lake_table().properties[EXPIRED_AT_PROPERTY] == str(newest_us)
     # A service whose state was restored from before learns it with the next round.
     known = lake.tiering.service.table_state("db.t").lake
-    lake.tiering.service.set_lake("db.t", replace(known, expired_offsets={}))
+    lake.tiering.service.set_lake("db.t", replace(known, expired_offsets={}, expired_at_us=0))
     lake.tier_rows(5)
     assert _aged(lake) == {0: 10}
+    assert lake.tiering.service.table_state("db.t").lake.expired_at_us == newest_us
 
 
 def test_rows_of_a_clock_that_was_ahead_are_not_taken_for_old(lake: LogTableWorld) -> None:
@@ -315,6 +319,7 @@ def test_rows_of_a_clock_that_was_ahead_are_not_taken_for_old(lake: LogTableWorl
 def test_a_worker_may_die_between_the_layouts(lake: LogTableWorld, step: str, nth: int) -> None:
     lake.tiering.create_table(properties={**TTL, **SORT})
     lake.tier_rows(10)
+    newest_us = lake.tiering.service.now_ms * 1_000
     lake.tiering.service.sleep(TTL_S * 1.2)
     lake.tier_rows(10)
     reached = []
@@ -334,6 +339,8 @@ def test_a_worker_may_die_between_the_layouts(lake: LogTableWorld, step: str, nt
     # layout lacks a row from there on.
     first = _aged(lake)[0]
     assert first == 10
+    # Readers of changes hear of lost inserts before the lake may lack them.
+    assert lake.tiering.service.table_state("db.t").lake.expired_at_us == newest_us
     for table in ("db.t", BATCH):
         assert {(0, n) for n in range(first, 20)} <= set(lake.tiering.addresses(table))
     for _ in range(2):

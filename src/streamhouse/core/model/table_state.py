@@ -193,6 +193,7 @@ class TieringReport:
     batch: SideLakeState | None = None
     truncated_offsets: Mapping[int, int] | None = None
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    expired_at_us: int = 0
     fingerprints: Mapping[int, str] = field(default_factory=dict)
     debt: LakeDebt | None = None
     keep_lease: bool = False
@@ -215,6 +216,7 @@ class TieringReport:
             else buckets_to_json(self.truncated_offsets),
             "maintenance_due_us": self.maintenance_due_us,
             "expired_offsets": buckets_to_json(self.expired_offsets),
+            "expired_at_us": self.expired_at_us,
             "fingerprints": buckets_to_json(self.fingerprints),
         }
 
@@ -233,6 +235,7 @@ class TieringReport:
             batch=None if batch is None else SideLakeState.from_json(batch),
             truncated_offsets=None if truncated is None else offsets_from_json(truncated),
             expired_offsets=offsets_from_json(value.get("expired_offsets", {})),
+            expired_at_us=int(value.get("expired_at_us", 0)),
             fingerprints={
                 int(b): str(fingerprint) for b, fingerprint in value.get("fingerprints", {}).items()
             },

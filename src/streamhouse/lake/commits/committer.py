@@ -195,6 +195,12 @@ class IcebergLakeTable:
         covered = self.covered
         return {} if covered is None else dict(covered.expired_offsets)
 
+    @property
+    def expired_at_us(self) -> int:
+        """When the newest row below `expired_offsets` was written; 0 without one."""
+        covered = self.covered
+        return 0 if covered is None else covered.expired_at_us
+
     def check_outside(self) -> None:
         """Raise `CorruptDataError` if another engine changed rows against the rules."""
         with lake_errors(f"read the snapshots of lake table '{self.name}'"):
@@ -267,6 +273,7 @@ class IcebergLakeTable:
                 tiered_offsets=commit.tiered_offsets,
                 truncated_offsets=commit.truncated_offsets,
                 expired_offsets=self.expired_offsets,
+                expired_at_us=self.expired_at_us,
                 fingerprints=commit.fingerprints,
             ),
             role=self.role,

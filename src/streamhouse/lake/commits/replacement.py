@@ -55,6 +55,7 @@ class LakeReplacement:
     epoch: int
     is_removal: bool = False
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    expired_at_us: int = 0
 
 
 def commit_replacement(
@@ -99,6 +100,7 @@ def commit_replacement(
         epoch=replacement.epoch,
         base_sequence=replacement.base.sequence_number,
         expired_offsets=replacement.expired_offsets,
+        expired_at_us=replacement.expired_at_us,
     )
     return land_snapshot(table, change, before_send=before_send)
 
@@ -127,6 +129,7 @@ class _Replacement:
     epoch: int
     base_sequence: int = 0
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    expired_at_us: int = 0
 
     def stage(self, table: Table) -> StagedChange:
         """Stage it on what the table is now; raises as `commit_replacement`."""
@@ -141,7 +144,12 @@ class _Replacement:
         expired = {**covered.expired_offsets, **self.expired_offsets}
         properties = round_properties(
             table_id=lake_table.info.table_id,
-            covered=replace(covered, epoch=epoch, expired_offsets=expired),
+            covered=replace(
+                covered,
+                epoch=epoch,
+                expired_offsets=expired,
+                expired_at_us=max(covered.expired_at_us, self.expired_at_us),
+            ),
             role=lake_table.role,
         )
         if self.changes.added:

@@ -24,6 +24,7 @@ from pyiceberg.types import DecimalType, DoubleType, IcebergType, LongType, Nest
 from streamhouse.core.errors import FencedError, ForbiddenError, UnsupportedError
 from streamhouse.core.model.lake.coverage import CoveredOffsets, offsets_of_properties
 from streamhouse.core.model.lake.facts import (
+    EXPIRED_AT_PROPERTY,
     EXPIRED_OFFSETS_PROPERTY,
     LAKE_SYSTEM_FIELDS,
     LOG_FINGERPRINTS_PROPERTY,
@@ -55,6 +56,7 @@ _OFFSETS: Final = (
     TIERED_OFFSETS_PROPERTY,
     TRUNCATED_OFFSETS_PROPERTY,
     EXPIRED_OFFSETS_PROPERTY,
+    EXPIRED_AT_PROPERTY,
     LOG_FINGERPRINTS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
@@ -216,12 +218,14 @@ def _check_offsets(
             )
         return
     truncated = {} if base_covered is None else base_covered.truncated_offsets
-    expired = {} if base_covered is None else base_covered.expired_offsets
+    expired: tuple[dict[int, int], int] = ({}, 0)
+    if base_covered is not None:
+        expired = (dict(base_covered.expired_offsets), base_covered.expired_at_us)
     fingerprints = {} if base_covered is None else base_covered.fingerprints
     new_coverage = (
         dict(new_covered.tiered_offsets),
         new_covered.truncated_offsets,
-        new_covered.expired_offsets,
+        (dict(new_covered.expired_offsets), new_covered.expired_at_us),
         new_covered.fingerprints,
     )
     if new_coverage == (dict(old), truncated, expired, fingerprints):

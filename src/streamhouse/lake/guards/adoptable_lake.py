@@ -167,6 +167,7 @@ class AdoptableLake:
             tiered_offsets=dict(ends),
             truncated_offsets=dict(truncated),
             expired_offsets=dict(self.covered.expired_offsets),
+            expired_at_us=self.covered.expired_at_us,
             tiered_at_us=now_us,
             changelog=sides.get(LakeRole.CHANGES),
             batch=batch,

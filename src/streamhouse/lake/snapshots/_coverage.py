@@ -20,6 +20,7 @@ from streamhouse.core.model.lake.coverage import (
 from streamhouse.core.model.lake.facts import (
     COMMIT_USER,
     COMMIT_USER_PROPERTY,
+    EXPIRED_AT_PROPERTY,
     EXPIRED_OFFSETS_PROPERTY,
     LOG_FINGERPRINTS_PROPERTY,
     OWNER_PROPERTIES,
@@ -66,6 +67,7 @@ def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> di
         TIERED_OFFSETS_PROPERTY,
         TRUNCATED_OFFSETS_PROPERTY,
         EXPIRED_OFFSETS_PROPERTY,
+        EXPIRED_AT_PROPERTY,
         LOG_FINGERPRINTS_PROPERTY,
     )
     properties = {key: snapshot[key] for key in keys if key in snapshot}

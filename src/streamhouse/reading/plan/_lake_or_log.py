@@ -113,9 +113,9 @@ def refuse_lost_changes(client: StorageClient, state: TableState, options: ReadO
     """Raise `OffsetOutOfRangeError` if changes of a time or later are in neither log nor lake.
 
     Changes in Spark's form without a start begin at the first change of the table. Only a full
-    history keeps changes by key that have left the log, and an overwrite of a log table leaves
-    neither the overwritten rows nor their deletes. In any other form, rows of a log table which
-    are gone from both tiers are no rows of the table any more.
+    history keeps changes by key that have left the log. An overwrite of a log table leaves neither
+    the overwritten rows nor their deletes, and rows past their time to live leave nothing. In any
+    other form, rows of a log table which are gone from both tiers are no rows of the table now.
     """
     is_spark_form = options.change_options is not None
     from_us = options.from_timestamp_us
@@ -132,6 +132,14 @@ def refuse_lost_changes(client: StorageClient, state: TableState, options: ReadO
             f"table '{table.path}' was overwritten at version {state.truncated_at_us}, and a table"
             " without a primary key keeps no changes from before, nor the deletes of its old rows;"
             " begin at a later version, or with startingOffsets=earliest for the rows since"
+        )
+    lake = state.lake
+    if is_spark_form and any(lake.expired_offsets.values()) and from_us <= lake.expired_at_us:
+        until = f" up to version {lake.expired_at_us}" if lake.expired_at_us else ""
+        raise OffsetOutOfRangeError(
+            f"table '{table.path}' has lost rows{until} by table.datalake.ttl, and their inserts"
+            " with them; begin at a later version, or with startingOffsets=earliest for the"
+            " changes that are left, or set a longer table.datalake.ttl in time"
         )
     is_kept_in_lake = state.lake.snapshot_id is not None
     if table.is_primary_key_table:

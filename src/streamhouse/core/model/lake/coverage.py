@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streamhouse.core.model.lake.facts import (
+    EXPIRED_AT_PROPERTY,
     EXPIRED_OFFSETS_PROPERTY,
     LOG_FINGERPRINTS_PROPERTY,
     TIERED_OFFSETS_PROPERTY,
@@ -50,14 +51,16 @@ class CoveredOffsets:
     """The end offset per bucket that a snapshot covers, and the epoch of the round behind it.
 
     Rows below `truncated_offsets` were overwritten and removed; rows below `expired_offsets` have
-    reached their time to live. `fingerprints` are the fingerprints of the source log at the tiered
-    offsets; a snapshot of an earlier release has none.
+    reached their time to live, and the newest of them was written at `expired_at_us`.
+    `fingerprints` are the fingerprints of the source log at the tiered offsets; a snapshot of an
+    earlier release has none.
     """
 
     tiered_offsets: Mapping[int, int]
     epoch: int
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    expired_at_us: int = 0
     fingerprints: Mapping[int, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -115,6 +118,7 @@ def offsets_of_properties(properties: Mapping[str, str]) -> CoveredOffsets | Non
             expired_offsets=tiered_offsets_from_property(
                 properties.get(EXPIRED_OFFSETS_PROPERTY, "{}")
             ),
+            expired_at_us=int(properties.get(EXPIRED_AT_PROPERTY, "0")),
             fingerprints=fingerprints_from_property(
                 properties.get(LOG_FINGERPRINTS_PROPERTY, "{}")
             ),
@@ -139,6 +143,8 @@ def begin_properties(covered: CoveredOffsets) -> dict[str, str]:
         for key, offsets in offsets_by_property.items()
         if offsets
     }
+    if covered.expired_at_us:
+        properties[EXPIRED_AT_PROPERTY] = str(covered.expired_at_us)
     return properties | {LOG_FINGERPRINTS_PROPERTY: fingerprints_to_property(covered.fingerprints)}
 
 

@@ -43,6 +43,7 @@ TIERING_EPOCH_PROPERTY: Final = "streamhouse.tiering-epoch"
 TIERED_OFFSETS_PROPERTY: Final = "streamhouse.tiered-offsets"
 TRUNCATED_OFFSETS_PROPERTY: Final = "streamhouse.truncated-offsets"
 EXPIRED_OFFSETS_PROPERTY: Final = "streamhouse.expired-offsets"
+EXPIRED_AT_PROPERTY: Final = "streamhouse.expired-at-us"
 LOG_FINGERPRINTS_PROPERTY: Final = "streamhouse.log-fingerprints"
 """Per bucket, the fingerprint of the log at the tiered offset: 16 hexadecimal digits."""
 TIERED_SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
@@ -194,9 +195,10 @@ class LakeState:
 
     Rows: Rows below `truncated_offsets` were overwritten and are in no file of the snapshot. Rows
     of a log table below `expired_offsets` have reached `table.datalake.ttl`; files in any lake
-    table may still have them. `fingerprints` are the log's fingerprints at the tiered offsets, for
-    the buckets with a fingerprint. A `diverged` text describes how the lake's history differs from
-    the log's; writes and tiering then stop.
+    table may still have them. The newest of these rows was written at `expired_at_us`; 0: there are
+    none, or an earlier release took them. `fingerprints` are the log's fingerprints at the tiered
+    offsets, for the buckets with a fingerprint. A `diverged` text describes how the lake's history
+    differs from the log's; writes and tiering then stop.
     """
 
     snapshot_id: int | None = None
@@ -212,6 +214,7 @@ class LakeState:
     role: LakeRole = LakeRole.ROWS
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    expired_at_us: int = 0
     maintenance_due_us: int | None = None
     altered_in_epoch: int = 0
     fingerprints: Mapping[int, str] = field(default_factory=dict)
@@ -239,6 +242,7 @@ class LakeState:
             "batch_since_epoch": self.batch_since_epoch,
             "truncated_offsets": buckets_to_json(self.truncated_offsets),
             "expired_offsets": buckets_to_json(self.expired_offsets),
+            "expired_at_us": self.expired_at_us,
             "maintenance_due_us": self.maintenance_due_us,
             "altered_in_epoch": self.altered_in_epoch,
             "fingerprints": buckets_to_json(self.fingerprints),
@@ -263,6 +267,7 @@ class LakeState:
             batch_since_epoch=int(value.get("batch_since_epoch", 0)),
             truncated_offsets=offsets_from_json(value.get("truncated_offsets", {})),
             expired_offsets=offsets_from_json(value.get("expired_offsets", {})),
+            expired_at_us=int(value.get("expired_at_us", 0)),
             maintenance_due_us=value.get("maintenance_due_us"),
             altered_in_epoch=int(value.get("altered_in_epoch", 0)),
             fingerprints=_fingerprints_from_json(value),

@@ -20,6 +20,7 @@ WHOLE = TieringReport(
     ),
     truncated_offsets={0: 4},
     expired_offsets={1: 2},
+    expired_at_us=5,
     fingerprints={0: "0123456789abcdef"},
     debt=LakeDebt(data_files=4, delete_files=1, snapshots=9, maintenance_error="slow"),
     keep_lease=True,
@@ -38,7 +39,7 @@ def test_the_names_on_the_wire_stay() -> None:
     assert set(told) == {
         *("table_id", "epoch", "lake_snapshot_id", "lake_table_uuid", "tiered_offsets"),
         *("changelog", "batch", "keep_lease", "debt", "truncated_offsets", "maintenance_due_us"),
-        *("expired_offsets", "fingerprints"),
+        *("expired_offsets", "expired_at_us", "fingerprints"),
     }
 
 
