@@ -2,7 +2,8 @@
 
 Each table goes through rounds of upserts, deletes, reinserts, moves between lake partitions and
 idle buckets; before and after each, live and in the lake, every judge must find the rows of a dict.
-Every type, nulls, simple and composite keys, both changelog images.
+Every type, nulls, simple and composite keys, both changelog images; in Iceberg's format version 2
+and 3, and in tables that go from 2 to 3 between rounds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.support.tier_once import tier_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+VERSION = "table.datalake.format-version"
 KEYED = pa.schema([*SCHEMA, pa.field("kind", pa.string(), nullable=False)])
 ALL = f"SELECT {', '.join(KEYED.names)} FROM lake_table ORDER BY id, kind"
 COUNT = 40
@@ -74,6 +76,7 @@ class History:
     client: StorageClient
     catalog: SqlCatalog
     case: Case
+    upgrades: bool = False
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     states: list[State] = field(default_factory=list)
     live_states: list[State] = field(default_factory=list)
@@ -107,6 +110,8 @@ class History:
         self.upsert(range(0, COUNT, 3), 2)
         self.delete(range(0, COUNT, 7))
         self.tier()
+        if self.upgrades:
+            self.client.alter_properties(self.case.name, updates={VERSION: "3"})
         # Reinserts, and a row that comes and goes within the round.
         self.upsert([0, 7, COUNT], 3)
         self.upsert([COUNT + 1], 3)
@@ -122,8 +127,10 @@ class History:
         self.tier()
 
 
-@pytest.fixture(scope="module")
-def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, History]]:
+@pytest.fixture(scope="module", params=["2", "3", "2 to 3"])
+def histories(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[dict[str, History]]:
     with (
         ServiceProcess(tmp_path_factory.mktemp("service")) as service,
         StorageClient(service.endpoint) as client,
@@ -144,9 +151,10 @@ def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Hi
                 properties={
                     "table.changelog.image": case.image,
                     "table.datalake.auto-maintenance": "false",
+                    VERSION: request.param[0],
                 },
             )
-            found[case.name] = History(client, catalog, case)
+            found[case.name] = History(client, catalog, case, " " in request.param)
             found[case.name].live()
         yield found
         catalog.close()

@@ -1,6 +1,7 @@
 """Lake tables judged by other engines: stock pyiceberg, DuckDB, Iceberg Java.
 
-Every type, nulls, every partition transform, several rounds, several buckets; read whole, and
+Every type, nulls, every partition transform, several rounds, several buckets, both of Iceberg's
+format versions; read whole, and
 filtered by the partition's source column, which goes wrong when a partition value or a bound does.
 Each table is also read live, when its last rows were not in the lake yet.
 """
@@ -60,8 +61,9 @@ ROWS = [row(i) for i in range(ROW_COUNT)]
 class Lake:
     """A service whose tables are tiered, and its catalog as anybody may open it."""
 
-    def __init__(self, client: StorageClient, catalog: SqlCatalog) -> None:
+    def __init__(self, client: StorageClient, catalog: SqlCatalog, version: str) -> None:
         self._client = client
+        self._properties = {"table.datalake.format-version": version}
         self._catalog = catalog
         self._live = live_catalog(client.endpoint)
         self._live_locations: dict[tuple[str, ...], str] = {}
@@ -78,6 +80,7 @@ class Lake:
                 bucket_count=3,
                 bucket_key=BUCKET_KEYS[number % len(BUCKET_KEYS)],
                 partitioned_by=partitioned_by,
+                properties=self._properties,
             )
             step = ROW_COUNT // ROUNDS
             for start in range(0, ROW_COUNT, step):
@@ -98,8 +101,10 @@ class Lake:
         return committed, self._live_locations[partitioned_by]
 
 
-@pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+@pytest.fixture(scope="module", params=["2", "3"])
+def lake(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Lake]:
     with (
         ServiceProcess(tmp_path_factory.mktemp("service")) as service,
         StorageClient(service.endpoint) as client,
@@ -107,7 +112,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
         described = client.lake_catalog()
         catalog = load_catalog(described.name, **described.properties)
         assert isinstance(catalog, SqlCatalog)
-        yield Lake(client, catalog)
+        yield Lake(client, catalog, request.param)
         catalog.close()
 
 
