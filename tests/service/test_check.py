@@ -30,6 +30,7 @@ from streamhouse.storage_service.ownership.journal.restore.journal_file import J
 from streamhouse.tiering.worker._service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.command_line import streamhouse
+from tests.support.documented_fields import documented
 from tests.support.seen_progress import SeenProgress
 from tests.support.service_process import ServiceProcess
 from tests.support.state_files import reseal
@@ -432,9 +433,26 @@ def test_a_segment_can_be_looked_into(data: Path) -> None:
     assert rows[2].startswith('  3 {"id": ')
     assert '"__change_type": "+I"' in rows[2]
     assert any('"__change_type": "-D"' in row for row in rows)
+    documents = [
+        json.loads(line)
+        for line in streamhouse("dump", segment, "--rows", "--json").stdout.splitlines()
+    ]
+    assert list(documents[0]) == [
+        "table_id",
+        "bucket",
+        "base_offset",
+        "created_us",
+        "segment_bytes",
+    ]
+    assert list(documents[1]) == documented("dump")
+    assert documents[1]["is_checksum_right"]
+    assert documents[2]["offset"] == 0
+    assert documents[2]["row"]["__change_type"] == "+I"
     _flip(segment, 200)
     with segment.open("ab") as file:
         file.write(bytes(80))
+    last = streamhouse("dump", segment, "--json").stdout.splitlines()[-1]
+    assert json.loads(last) == {"trailing_bytes": 80}
     damaged = streamhouse("dump", segment, "--rows").stdout
     assert "CHECKSUM WRONG" in damaged
     assert "80 bytes at the end are no batch" in damaged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.progress import NO_PROGRESS, Progress
 from streamhouse.reading.imports.table_import import ImportedStep, TableImport
+from tests.support.documented_fields import documented
 from tests.support.held_step import around, lower
 from tests.support.iceberg_world import numbered
 from tests.support.python_process import run_python
@@ -102,6 +104,12 @@ def test_rows_types_and_partitioning_are_taken_over_and_tiered(world: World) -> 
     assert done.returncode == 0, done.stderr
     assert "shop.clicks: partitioned by bucket(4, id), name" in done.stdout
     assert "20 rows imported, 0 to go (100%)" in done.stdout
+    again = run_python(command(world, "--as", "shop.again", "--json"))
+    first, step = map(json.loads, again.stdout.splitlines())
+    by = ["bucket(4, id)", "name"]
+    assert first == {"source": SOURCE, "table": "shop.again", "partitioned_by": by}
+    assert list(step) == documented("import")
+    assert (step["imported_rows"], step["remaining_rows"]) == (20, 0)
     made = world.client.describe_table("shop.clicks")
     assert made.schema.to_arrow() == numbered(0, 0).schema
     assert made.bucket_count == 2

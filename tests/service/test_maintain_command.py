@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,9 +13,11 @@ from click.testing import CliRunner, Result
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
+from streamhouse.cli import cli
 from streamhouse.cli.client_commands.maintain import command
 from streamhouse.client import StorageClient, TieringIdle
 from streamhouse.core.errors import NotFoundError, UnavailableError
+from tests.support.documented_fields import documented
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -124,6 +127,35 @@ def test_a_table_is_tidied_on_demand(client: StorageClient) -> None:
     assert "nothing to do" in _maintain(client, "events").output
     client.append("events", pa.table({"id": [30], "name": ["x"]}, schema=SCHEMA))
     assert tier_once(client, "events") == 1
+
+
+def test_programs_read_a_document_a_line(client: StorageClient) -> None:
+    def lines(*arguments: str) -> list[dict[str, Any]]:
+        done = CliRunner().invoke(cli, [*arguments, "--json", "--endpoint", client.endpoint])
+        assert done.exit_code == 0, done.output
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    client.create_table("json", SCHEMA)
+    reason = "no row of it is in the lake yet"
+    assert lines("maintain", "json") == [{"table": "default.json", "nothing_to_do": reason}]
+    _fill(client, "jsons", rounds=2)
+    client.append("jsons", pa.table({"id": [20], "name": ["x"]}, schema=SCHEMA))
+
+    (tiered,) = lines("tier", "--once", "--table", "jsons")
+    (planned,) = lines("maintain", "jsons", "--dry-run")
+    done = lines("maintain", "jsons")
+
+    assert list(tiered) == documented("tier --once")
+    assert (tiered["table"], tiered["row_count"], tiered["error"]) == ("default.jsons", 1, None)
+    assert list(planned) == documented("maintain --dry-run")
+    assert (planned["files"], planned["files_to_rewrite"]) == (3, 3)
+    assert list(done[0]) == documented("maintain")
+    assert (done[0]["files_before"], done[0]["files_after"]) == (3, 1)
+    assert sum(line["expired_snapshots"] for line in done) > 0
+    (again,) = lines("maintain", "jsons")
+    assert (again["files_before"], again["has_more"]) == (0, False)
+    refused = CliRunner().invoke(cli, ["tier", "--json", "--endpoint", client.endpoint])
+    assert "--json is for the summaries of --once" in refused.output
 
 
 @pytest.mark.parametrize("count", [70, pytest.param(1_500, marks=pytest.mark.long)])

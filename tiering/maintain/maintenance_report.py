@@ -1,9 +1,9 @@
-"""The plan and the report of a lake table's maintenance, also as lines for people."""
+"""The plan and the report of a lake table's maintenance, for people and for programs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from streamhouse.lake.commits.expiry import Expired
 from streamhouse.lake.commits.orphans import OrphansRemoved
@@ -12,9 +12,28 @@ from streamhouse.tiering.maintain._maintenance_plan import RewritePlan
 from streamhouse.tiering.maintain._removal import Removed
 from streamhouse.tiering.maintain._rewrite import Rewritten
 
-__all__ = ["MaintenancePlan", "MaintenanceReport", "plan_text", "report_text"]
+__all__ = [
+    "MaintenancePlan",
+    "MaintenanceReport",
+    "plan_json",
+    "plan_text",
+    "report_json",
+    "report_text",
+]
 
 _LONE_FILES_MIN: Final = 64
+_NOT_REMOVED: Final = Removed(snapshot_id=0, files=0, rows=0, size_bytes=0)
+_NOT_REWRITTEN: Final = Rewritten(
+    snapshot_id=0,
+    files_before=0,
+    files_after=0,
+    deletes_before=0,
+    deletes_after=0,
+    rows=0,
+    rows_dropped=0,
+    bytes_read=0,
+    bytes_written=0,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +94,50 @@ def plan_text(path: str, plan: MaintenancePlan) -> str:
             *(f"  leave {why}" for why in _why_lone(plan.lone_files)),
         ]
     )
+
+
+def plan_json(path: str, plan: MaintenancePlan) -> dict[str, Any]:
+    """Return a plan as a document for programs."""
+    files, deletes = (plan.inventory.files, plan.inventory.deletes) if plan.inventory else ((), ())
+    return {
+        "lake_table": path,
+        "files": len(files),
+        "file_bytes": sum(file.size_bytes for file in files),
+        "delete_files": len(deletes),
+        "snapshots": plan.snapshots,
+        "files_too_old": len(plan.removable),
+        "files_to_rewrite": sum(len(group.files) for group in plan.rewrite.groups),
+        "rewritten_bytes": plan.rewrite.size_bytes,
+        "delete_files_to_merge": sum(len(merge) for merge in plan.rewrite.merges),
+        "delete_files_to_drop": len(plan.rewrite.dropped),
+        "snapshots_to_expire": plan.expirable,
+        "orphans": plan.orphans,
+        "orphan_bytes": plan.orphan_bytes,
+        "has_more": plan.rewrite.has_more,
+    }
+
+
+def report_json(path: str, report: MaintenanceReport) -> dict[str, Any]:
+    """Return a pass's report as a document for programs."""
+    removed, rewritten = report.removed or _NOT_REMOVED, report.rewritten or _NOT_REWRITTEN
+    return {
+        "lake_table": path,
+        "removed_files": removed.files,
+        "removed_rows": removed.rows,
+        "removed_bytes": removed.size_bytes,
+        "files_before": rewritten.files_before,
+        "files_after": rewritten.files_after,
+        "read_bytes": rewritten.bytes_read,
+        "written_bytes": rewritten.bytes_written,
+        "deleted_rows": rewritten.rows_dropped,
+        "delete_files_before": rewritten.deletes_before,
+        "delete_files_after": rewritten.deletes_after,
+        "expired_snapshots": report.expired.snapshots,
+        "expired_files": report.expired.files,
+        "orphans": report.orphans.files,
+        "orphan_bytes": report.orphans.size_bytes,
+        "has_more": report.has_more,
+    }
 
 
 def report_text(path: str, report: MaintenanceReport) -> str:

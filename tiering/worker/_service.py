@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from streamhouse.client import StorageClient, TieringIdle
 from streamhouse.core.backoff import Backoff
@@ -89,6 +89,19 @@ class TableSummary:
         self.size_bytes += result.size_bytes
         self.seconds += result.seconds
         self.snapshot_id = result.snapshot_id
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as a document for programs."""
+        return {
+            "table": self.table,
+            "row_count": self.row_count,
+            "file_count": self.file_count,
+            "file_bytes": self.size_bytes,
+            "rounds": self.rounds,
+            "round_ms": round(self.seconds * 1_000),
+            "snapshot_id": self.snapshot_id,
+            "error": None if self.error is None else str(self.error),
+        }
 
     def text(self) -> str:
         """Return the summary as one line for people."""

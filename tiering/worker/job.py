@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,8 @@ class JobOptions:
     catalog: LakeCatalog | None = None
     is_quiet: bool = False
     """Whether no progress is drawn."""
+    is_json: bool = False
+    """Whether the summaries are JSON."""
 
     @classmethod
     def from_command_line(
@@ -56,8 +59,13 @@ class JobOptions:
         catalog_name: str | None,
         catalog_properties: Sequence[str],
         is_quiet: bool = False,
+        is_json: bool = False,
     ) -> JobOptions:
         """Read the values of `job_options`."""
+        if is_json and not once:
+            raise click.UsageError(
+                "--json is for the summaries of --once; else give --log-format json"
+            )
         if catalog_properties and catalog_name is None:
             raise InvalidRequestError("--catalog-property needs --catalog NAME")
         catalog = None
@@ -74,6 +82,7 @@ class JobOptions:
             tables_in_flight=tables_in_flight,
             catalog=catalog,
             is_quiet=is_quiet,
+            is_json=is_json,
         )
 
 
@@ -136,6 +145,9 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         " be given several times.",
     ),
     click.option("-q", "--quiet", "is_quiet", is_flag=True, help="Show no progress."),
+    click.option(
+        "--json", "is_json", is_flag=True, help="With --once: a JSON object a line for each table."
+    ),
 )
 
 
@@ -179,8 +191,8 @@ def run_job(options: JobOptions, runner: TaskRunner) -> int:
         finally:
             lake.close()
     for summary in summaries:
-        click.echo(summary.text())
-    if not summaries:
+        click.echo(json.dumps(summary.to_json()) if options.is_json else summary.text())
+    if not summaries and not options.is_json:
         click.echo("no tables to tier")
     return 1 if stopping.is_set() or any(summary.error for summary in summaries) else 0
 

@@ -21,6 +21,7 @@ __all__ = [
     "matches",
     "open_console",
     "print_json",
+    "print_json_line",
     "sort_option",
 ]
 
@@ -83,6 +84,11 @@ def sort_option(figures: _Figures, *, default: str = "name") -> Callable[[_Comma
 def print_json(document: object) -> None:
     """Print one document, with the names of the HTTP API; bytes, rows and ms are whole numbers."""
     click.echo(json.dumps(document, indent=2))
+
+
+def print_json_line(document: object) -> None:
+    """Print one document of several on a line."""
+    click.echo(json.dumps(document))
 
 
 def matches(path: str, patterns: Sequence[str]) -> bool:

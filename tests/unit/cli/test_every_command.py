@@ -29,14 +29,10 @@ from tests.support.canned_service import canned_service
 
 # Commands without a document, and why.
 _WITHOUT_JSON: Final = {
-    "cdc follow": "runs until stopped: log lines, also as JSON",
+    "cdc follow": "runs until stopped: its lines are a log, as JSON with --log-format json",
     "completion": "a script for a shell",
     "demo": "runs until stopped, for people",
-    "dump": "lines for people who look at bytes",
-    "import": "progress of a long copy; its rows are in the table",
-    "maintain": "a report of each lake table; the status has the same figures",
     "serve": "runs until stopped: log lines, also as JSON",
-    "tier": "runs until stopped: log lines, also as JSON",
 }
 # Other arguments and options with these names are no tables of the service.
 _NO_TABLE: Final = {"cdc follow", "tier"}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from streamhouse.cli.option_values import MeasureType, parse_pause_s
+from streamhouse.cli.output import json_option, print_json_line
 from streamhouse.cli.progress_bar import ProgressBar, quiet_option
 from streamhouse.cli.service_options import (
     endpoint_option,
@@ -83,6 +84,7 @@ _COPY_OPTIONS: Final = {
 @token_file_option
 @click.option("--threads", type=click.IntRange(min=1), help="Default: one per core.")
 @quiet_option
+@json_option
 def command(
     *,
     source: str,
@@ -101,6 +103,7 @@ def command(
     token_file: Path | None,
     threads: int | None,
     is_quiet: bool,
+    is_json: bool,
 ) -> None:
     """Import ICEBERG_TABLE, a table of the service's lake catalog, as a new table.
 
@@ -117,7 +120,7 @@ def command(
     pause_s = parse_pause_s(interval, name="--interval")
     if _is_adoption(source, target, adopt=adopt, copy=copy):
         with open_client(endpoint, token=token) as client:
-            return _adopt(client, source, force=adopt)
+            return _adopt(client, source, force=adopt, is_json=is_json)
     assert target is not None, "without a target the table is adopted"
     with open_client(endpoint, token=token) as client:
         job = TableImport(
@@ -138,17 +141,22 @@ def command(
         )
         for field in dropped_fields:
             click.echo(f"not partitioned by {field}, unknown to Streamhouse", err=True)
-        fields = ", ".join(map(str, table.descriptor.partitioned_by)) or "nothing"
-        click.echo(f"{source} -> {table.path}: partitioned by {fields}")
+        fields = [str(field) for field in table.descriptor.partitioned_by]
+        if is_json:
+            document = {"source": source, "table": str(table.path), "partitioned_by": fields}
+            print_json_line(document)
+        else:
+            by = ", ".join(fields) or "nothing"
+            click.echo(f"{source} -> {table.path}: partitioned by {by}")
         stopping = threading.Event()
         if follow:
             # An interrupt as an exception can come in a place that swallows it.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stopping.set())
-        if not _import(job, stopping, is_quiet=is_quiet):
+        if not _import(job, stopping, is_quiet=is_quiet, is_json=is_json) and not is_json:
             click.echo("nothing new")
         while follow and not stopping.wait(pause_s):
-            _import(job, stopping, is_quiet=is_quiet)
+            _import(job, stopping, is_quiet=is_quiet, is_json=is_json)
     if stopping.is_set():
         raise click.Abort
 
@@ -174,33 +182,44 @@ def _is_adoption(source: str, target: str | None, *, adopt: bool, copy: bool) ->
     return is_same_name
 
 
-def _adopt(client: StorageClient, source: str, *, force: bool) -> None:
+def _adopt(client: StorageClient, source: str, *, force: bool, is_json: bool) -> None:
     try:
         table = client.adopt_table(source, force=force)
     except DatabaseNotFoundError:
         client.create_database(TablePath.parse(source).database)
         table = client.adopt_table(source, force=force)
     latest = table.adopted_from[max(table.adopted_from)]
+    if is_json:
+        print_json_line({"source": source, "table": str(table.path), "offsets": latest})
+        return
     ends = ", ".join(f"{bucket}: {end:,}" for bucket, end in sorted(latest.items()))
     click.echo(f"{table.path} goes on with its lake table, from these offsets on: {ends}")
 
 
-def _import(job: TableImport, stopping: threading.Event, *, is_quiet: bool) -> int:
+def _import(job: TableImport, stopping: threading.Event, *, is_quiet: bool, is_json: bool) -> int:
     """Import the table's present rows, with progress; return the number of rows.
 
     Once `stopping` is set, the import ends after the current step, which is one transaction.
     """
     with ProgressBar("importing", is_quiet=is_quiet, unit="rows") as progress:
-        return _imported(job, stopping, progress, is_quiet=is_quiet)
+        return _imported(job, stopping, progress, is_quiet=is_quiet, is_json=is_json)
 
 
 def _imported(
-    job: TableImport, stopping: threading.Event, progress: ProgressBar, *, is_quiet: bool
+    job: TableImport,
+    stopping: threading.Event,
+    progress: ProgressBar,
+    *,
+    is_quiet: bool,
+    is_json: bool,
 ) -> int:
     rows, began = 0, time.monotonic()
     for step in job.run(progress):
         rows += step.row_count
-        if step.row_count and not is_quiet:
+        if step.row_count and is_json:
+            document = {"snapshot_id": step.snapshot_id, "imported_rows": step.row_count}
+            print_json_line({**document, "remaining_rows": step.rows_left})
+        elif step.row_count and not is_quiet:
             rate = rows / max(time.monotonic() - began, 1e-3)
             share = rows / (rows + step.rows_left)
             click.echo(

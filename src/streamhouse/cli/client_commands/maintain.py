@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from streamhouse.cli.output import matches
+from streamhouse.cli.output import json_option, matches, print_json_line
 from streamhouse.cli.service_options import (
     endpoint_option,
     open_client,
@@ -35,6 +35,7 @@ _WILDCARDS = frozenset("*?[")
 @endpoint_option
 @token_file_option
 @click.option("--threads", type=click.IntRange(min=1), help="Tasks at once. Default: one per core.")
+@json_option
 def command(
     *,
     tables: tuple[str, ...],
@@ -42,6 +43,7 @@ def command(
     endpoint: str | None,
     token_file: Path | None,
     threads: int | None,
+    is_json: bool,
 ) -> None:
     """Pack small files of the tables' lake tables, fold deletes, expire snapshots, remove orphans.
 
@@ -50,7 +52,12 @@ def command(
     While a tiering worker holds a table, the command goes on with the other tables and retries
     once at the end. The exit code is 1 if a table could not be maintained.
     """
-    from streamhouse.tiering.maintain.maintenance_report import plan_text, report_text  # noqa: PLC0415 - `--help` does not wait for pyiceberg
+    from streamhouse.tiering.maintain.maintenance_report import (  # noqa: PLC0415 - `--help` does not wait for pyiceberg
+        plan_json,
+        plan_text,
+        report_json,
+        report_text,
+    )
     from streamhouse.tiering.worker.maintain_job import maintain_table, plan_table, why_nothing  # noqa: PLC0415 - `--help` does not wait for pyiceberg
     from streamhouse.tiering.worker.thread_runner import ThreadRunner  # noqa: PLC0415 - `--help` does not wait for pyiceberg
 
@@ -61,13 +68,22 @@ def command(
 
         def maintain(path: str) -> None:
             if reason := why_nothing(client.table_state(path)):
-                click.echo(f"{path}: nothing to do, {reason}")
+                if is_json:
+                    print_json_line({"table": path, "nothing_to_do": reason})
+                else:
+                    click.echo(f"{path}: nothing to do, {reason}")
             elif dry_run:
                 for name, plan in plan_table(client, catalog, runner, path):
-                    click.echo(plan_text(name, plan))
+                    if is_json:
+                        print_json_line({"table": path, **plan_json(name, plan)})
+                    else:
+                        click.echo(plan_text(name, plan))
             else:
                 for name, report in maintain_table(client, catalog, runner, path):
-                    click.echo(report_text(name, report))
+                    if is_json:
+                        print_json_line({"table": path, **report_json(name, report)})
+                    else:
+                        click.echo(report_text(name, report))
 
         if len(tables) == 1 and not _WILDCARDS & set(tables[0]):
             maintain(str(TablePath.parse(tables[0])))

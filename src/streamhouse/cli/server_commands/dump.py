@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from streamhouse.cli.output import json_option, print_json_line
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.core.model.changelog import CHANGE_TYPE_NAMES
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
@@ -28,7 +29,8 @@ __all__ = ["command"]
 @click.argument("segment", type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @click.option("--rows", is_flag=True, help="Also every row, as a line of JSON.")
 @click.option("--offset", type=int, default=0, help="Only batches with rows from here on.")
-def command(*, segment: Path, rows: bool, offset: int) -> None:
+@json_option
+def command(*, segment: Path, rows: bool, offset: int, is_json: bool) -> None:
     """Show the batches of SEGMENT, a .log file, one a line.
 
     Rows need the table's table.json in its place, two directories above. Reads only; the file may
@@ -36,22 +38,37 @@ def command(*, segment: Path, rows: bool, offset: int) -> None:
     """
     opened = open_segment(segment)
     header = opened.header
-    click.echo(
-        f"{opened.identity}, base offset {header.base_offset},"
-        f" created {_time(header.created_timestamp_us)}, {len(opened.view):,} bytes"
-    )
+    if is_json:
+        print_json_line(
+            {
+                **opened.identity._asdict(),
+                "base_offset": header.base_offset,
+                "created_us": header.created_timestamp_us,
+                "segment_bytes": len(opened.view),
+            }
+        )
+    else:
+        click.echo(
+            f"{opened.identity}, base offset {header.base_offset},"
+            f" created {_time(header.created_timestamp_us)}, {len(opened.view):,} bytes"
+        )
     table = _table(segment, opened.identity.table_id) if rows else None
     position = 64
     for frame in opened.frames():
         position = frame.position + 64 + len(frame.payload)
         if frame.end_offset <= offset:
             continue
-        click.echo(_line(frame))
+        click.echo(json.dumps(_document(frame)) if is_json else _line(frame))
         if table is not None:
-            for line in _rows(frame, table, offset):
-                click.echo(line)
+            for number, row in _rows(frame, table, offset):
+                if is_json:
+                    row = {"offset": number, "row": row}
+                text = json.dumps(row, default=_plain)
+                click.echo(text if is_json else f"  {number} {text}")
     trailing_bytes = len(opened.view) - ((position + 7) & ~7)
-    if trailing_bytes > 0:
+    if trailing_bytes > 0 and is_json:
+        print_json_line({"trailing_bytes": trailing_bytes})
+    elif trailing_bytes > 0:
         click.echo(f"{trailing_bytes:,} bytes at the end are no batch")
 
 
@@ -64,6 +81,20 @@ def _table(segment: Path, table_id: int) -> TableInfo:
     if info.table_id != table_id:
         raise CorruptDataError(f"{path} is of table {info.table_id}, the segment of {table_id}")
     return info
+
+
+def _document(frame: SegmentFrame) -> dict[str, Any]:
+    return {
+        "base_offset": frame.base_offset,
+        "end_offset": frame.end_offset,
+        "position": frame.position,
+        "payload_bytes": len(frame.payload),
+        "timestamp_us": frame.timestamp_us,
+        "schema_id": frame.schema_id,
+        "writer_id": frame.writer_id,
+        "sequence": frame.sequence,
+        "is_checksum_right": frame.is_checksum_right,
+    }
 
 
 def _line(frame: SegmentFrame) -> str:
@@ -80,7 +111,9 @@ def _line(frame: SegmentFrame) -> str:
     return ", ".join(parts)
 
 
-def _rows(frame: SegmentFrame, table: TableInfo, offset: int) -> Iterable[str]:
+def _rows(
+    frame: SegmentFrame, table: TableInfo, offset: int
+) -> Iterable[tuple[int, dict[str, Any]]]:
     if not frame.is_checksum_right:
         return
     try:
@@ -100,7 +133,7 @@ def _rows(frame: SegmentFrame, table: TableInfo, offset: int) -> Iterable[str]:
         }
         if CHANGE_TYPE_COLUMN in row:
             row[CHANGE_TYPE_COLUMN] = CHANGE_TYPE_NAMES[row[CHANGE_TYPE_COLUMN]]
-        yield f"  {number} {json.dumps(row, default=_plain)}"
+        yield number, row
 
 
 def _plain(value: Any) -> str:
