@@ -10,6 +10,7 @@ __all__ = ["command"]
 _PROGRAM = "streamhouse"
 _VARIABLE = "_STREAMHOUSE_COMPLETE"
 """With this variable set, click answers the shell instead of running a command."""
+_FOUND_BY_ZSH = f"$funcstack[1] == _{_PROGRAM}"
 
 
 @click.command("completion")
@@ -27,4 +28,6 @@ def command(context: click.Context, shell: str) -> None:
     assert script is not None, "click knows these shells"
     source = script(context.find_root().command, {}, _PROGRAM, _VARIABLE).source()
     # click's script for fish ends a description at its first comma.
-    click.echo(source.replace('string split "," ', 'string split --max 1 "," '))
+    source = source.replace('string split "," ', 'string split --max 1 "," ')
+    # click's script for zsh, found by zsh itself, completes nothing at the second tab.
+    click.echo(source.replace("$zsh_eval_context[-1] == loadautofunc", _FOUND_BY_ZSH))

@@ -52,6 +52,45 @@ def test_fish_completes_commands_with_whole_descriptions(tmp_path: Path) -> None
     assert done.stdout == "tables\tList tables, or describe one.\n"
 
 
+_ZSH = """
+autoload -U compinit
+compinit -u -D
+compadd() { print -l -- $completions }
+_describe() { print -l -- $completions_with_descriptions }
+complete() { words=("$@"); CURRENT=$#words; $_comps[streamhouse] }
+{load}
+complete streamhouse tab
+complete streamhouse he
+complete streamhouse load t --format ""
+"""
+
+
+@pytest.mark.parametrize("load", ["", "source $fpath[1]/_streamhouse"])
+def test_zsh_completes_at_every_tab(load: str, tmp_path: Path) -> None:
+    """zsh finds the script in a directory of $fpath, or ~/.zshrc reads it."""
+    zsh = shutil.which("zsh")
+    if zsh is None:
+        pytest.skip("zsh is not installed")
+    program = tmp_path / "streamhouse"
+    program.write_text(f"#!{sys.executable}\nfrom streamhouse.cli import main\nmain()\n")
+    program.chmod(0o755)
+    script = CliRunner().invoke(cli, ["completion", "zsh"]).stdout
+    (tmp_path / "_streamhouse").write_text(script)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+
+    done = subprocess.run(
+        [zsh, "-f"],
+        input=f"fpath=({tmp_path} $fpath)\n{_ZSH.replace('{load}', load)}",
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+
+    descriptions = ["tables:List tables, or describe one.", "head:Show some rows of a table."]
+    assert done.stdout.splitlines() == [*descriptions, "csv", "ndjson", "parquet"], done.stderr
+
+
 def test_the_script_of_fish_keeps_the_commas_of_a_description() -> None:
     script = CliRunner().invoke(cli, ["completion", "fish"]).stdout
 

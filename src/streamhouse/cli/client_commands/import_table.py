@@ -27,7 +27,7 @@ from streamhouse.cli.service_options import (
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import DatabaseNotFoundError
 from streamhouse.core.model.lake.facts import parse_properties
-from streamhouse.core.model.table import TablePath
+from streamhouse.core.model.table import TableInfo, TablePath
 
 if TYPE_CHECKING:
     from streamhouse.reading.imports.table_import import TableImport
@@ -141,13 +141,7 @@ def command(
         )
         for field in dropped_fields:
             click.echo(f"not partitioned by {field}, unknown to Streamhouse", err=True)
-        fields = [str(field) for field in table.descriptor.partitioned_by]
-        if is_json:
-            document = {"source": source, "table": str(table.path), "partitioned_by": fields}
-            print_json_line(document)
-        else:
-            by = ", ".join(fields) or "nothing"
-            click.echo(f"{source} -> {table.path}: partitioned by {by}")
+        _tell_target(source, table, is_json=is_json)
         stopping = threading.Event()
         if follow:
             # An interrupt as an exception can come in a place that swallows it.
@@ -194,6 +188,15 @@ def _adopt(client: StorageClient, source: str, *, force: bool, is_json: bool) ->
         return
     ends = ", ".join(f"{bucket}: {end:,}" for bucket, end in sorted(latest.items()))
     click.echo(f"{table.path} goes on with its lake table, from these offsets on: {ends}")
+
+
+def _tell_target(source: str, table: TableInfo, *, is_json: bool) -> None:
+    fields = [str(field) for field in table.descriptor.partitioned_by]
+    if is_json:
+        print_json_line({"source": source, "table": str(table.path), "partitioned_by": fields})
+        return
+    by = ", ".join(fields) or "nothing"
+    click.echo(f"{source} -> {table.path}: partitioned by {by}")
 
 
 def _import(job: TableImport, stopping: threading.Event, *, is_quiet: bool, is_json: bool) -> int:
