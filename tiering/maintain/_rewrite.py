@@ -122,6 +122,7 @@ class Rewrite:
                 table=self.table,
                 data_paths=tuple((file.path, file.row_count) for file in group.files),
                 deletes=tuple({d: None for file in group.files for d in file.deletes}),
+                lineage=tuple(file.lineage for file in group.files if file.lineage is not None),
                 lake_schema=schema.serialize().to_pybytes(),
                 bucket=group.bucket,
                 partition=group.partition,

@@ -35,6 +35,11 @@ from streamhouse.lake.files.partition_layout import (
     PartitionValues,
 )
 from streamhouse.lake.files.projection import project
+from streamhouse.lake.files.row_lineage import (
+    FileLineage,
+    lineage_columns,
+    with_lineage_fields,
+)
 
 __all__ = ["RewriteResult", "RewriteTask", "run_rewrite"]
 
@@ -44,7 +49,8 @@ class RewriteTask:
     """The inputs of a task, as plain data.
 
     `data_paths` are read in order, each with its row count; `deletes` are the deletes of their
-    rows. `number` identifies the task within its rewrite.
+    rows, and `lineage` is that of each file, or empty where rows get no lineage. `number`
+    identifies the task within its rewrite.
 
     A copy into another lake table has the target's `partitioning` instead of a `partition`, and
     the target's file schema in `copied_as`: the same columns, perhaps with other ids of nested
@@ -55,6 +61,7 @@ class RewriteTask:
     table: str
     data_paths: tuple[tuple[str, int], ...]
     deletes: tuple[Deletes, ...]
+    lineage: tuple[FileLineage, ...] = ()
     lake_schema: bytes = field(repr=False)
     bucket: int
     partition: PartitionValues
@@ -122,7 +129,7 @@ def _rewrite(
         folder=task.folder,
         name=f"b{task.bucket:05d}-r{task.number:05d}",
         bucket=task.bucket,
-        schema=pa.ipc.read_schema(pa.py_buffer(task.copied_as)) if task.copied_as else schema,
+        schema=_written_schema(task, schema),
         partitioning=task.partitioning,
         file_format=task.file_format,
     )
@@ -156,11 +163,17 @@ def _rewrite(
     )
 
 
+def _written_schema(task: RewriteTask, schema: pa.Schema) -> pa.Schema:
+    if task.copied_as:
+        return pa.ipc.read_schema(pa.py_buffer(task.copied_as))
+    return with_lineage_fields(schema) if task.lineage else schema
+
+
 def _live_rows(
     task: RewriteTask, schema: pa.Schema, deleted: dict[str, npt.NDArray[np.int64]]
 ) -> Iterator[pa.Table]:
     """Yield the live rows, a row group at a time."""
-    for path, row_count in task.data_paths:
+    for number, (path, row_count) in enumerate(task.data_paths):
         with task.files.open_parquet(path) as file:
             positions = deleted.get(path, np.empty(0, dtype=np.int64))
             if file.metadata.num_rows != row_count or (positions >= row_count).any():
@@ -170,9 +183,11 @@ def _live_rows(
                 )
             start = 0
             for group in range(file.metadata.num_row_groups):
-                rows = project(
-                    file.read_row_group(group), schema, path=path, names=task.name_mapping
-                )
+                stored = file.read_row_group(group)
+                rows = project(stored, schema, path=path, names=task.name_mapping)
+                if task.lineage:
+                    columns = lineage_columns(stored, task.lineage[number], first_row=start)
+                    rows = pa.table([*rows.columns, *columns], schema=with_lineage_fields(schema))
                 end = start + rows.num_rows
                 first, last = np.searchsorted(positions, [start, end])
                 if last > first:

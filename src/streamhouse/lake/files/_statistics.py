@@ -21,6 +21,7 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from streamhouse.core.types.logical_type import LogicalType
 from streamhouse.core.types.numbers import Float
 from streamhouse.core.types.registry import type_of_iceberg
+from streamhouse.lake.files.row_lineage import LINEAGE_COLUMNS
 
 __all__ = ["StatisticsPlan"]
 
@@ -108,7 +109,8 @@ class StatisticsPlan:
             if position < len(paths) and paths[position] == leaf.path:
                 yield position, leaf
                 position += 1
-        if position < len(paths):
+        # The columns of lineage come last, and no reader needs their bounds.
+        if position < len(paths) and paths[position:] != list(LINEAGE_COLUMNS):
             raise ValueError(
                 f"no field of the lake's schema is the file's column {paths[position]}"
             )

@@ -77,6 +77,7 @@ __all__ = [
     "live_entries",
     "live_rows",
     "manifests_of",
+    "row_id_of",
     "with_first_row_id",
 ]
 
@@ -168,6 +169,12 @@ def first_row_id_of(manifest: ManifestFile) -> int | None:
     """
     has_one = len(manifest) > _MANIFEST_FIRST_ROW_ID
     return manifest[_MANIFEST_FIRST_ROW_ID] if has_one else None
+
+
+def row_id_of(file: DataFile) -> int | None:
+    """Return the id of the first row of a data file; None before the table has row ids."""
+    has_one = len(file) > _FILE_FIRST_ROW_ID
+    return file[_FILE_FIRST_ROW_ID] if has_one else None
 
 
 def with_first_row_id(manifest: ManifestFile, row_id: int | None) -> ManifestFile:

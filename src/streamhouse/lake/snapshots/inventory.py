@@ -17,6 +17,7 @@ from pyiceberg.manifest import (
     DataFileContent,
     FileFormat,
     ManifestContent,
+    ManifestEntry,
     ManifestFile,
 )
 from pyiceberg.table import Table
@@ -29,8 +30,14 @@ from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector
 from streamhouse.lake.files.deletes.deleted_positions import Deletes, data_paths_of
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.partition_layout import PartitionValues
+from streamhouse.lake.files.row_lineage import FileLineage
 from streamhouse.lake.iceberg_errors import lake_errors
-from streamhouse.lake.snapshots._manifests import live_entries, manifests_of
+from streamhouse.lake.snapshots._manifests import (
+    first_row_id_of,
+    live_entries,
+    manifests_of,
+    row_id_of,
+)
 from streamhouse.lake.snapshots.live_files import (
     SystemBounds,
     deletes_of,
@@ -48,9 +55,13 @@ __all__ = [
     "head_of",
 ]
 
+LINEAGE_VERSION: Final = 3
+"""The first format version with row lineage, and with vectors in place of new delete files."""
+
 # Files cached of a table between two inventories; beyond, manifests are read again.
 FILES_REMEMBERED_MAX: Final = 50_000
 
+_ManifestKey = tuple[str, int | None]
 _Partition = tuple[int, PartitionValues]
 
 
@@ -98,6 +109,7 @@ class LiveFile:
     `bucket` is None for a file with possible rows of several buckets; `end_offset` and the times
     are None for a file without an end offset and the times of its oldest and newest rows. A file
     that `is_fixed` is left alone: other deletes, such as equality deletes, apply to the file.
+    `lineage` is what its rows inherit in format version 3.
     """
 
     path: str
@@ -113,6 +125,7 @@ class LiveFile:
     deleted_rows: int = 0
     deletes: tuple[Deletes, ...] = ()
     is_fixed: bool = False
+    lineage: FileLineage | None = None
 
     @property
     def live_bytes(self) -> int:
@@ -171,7 +184,7 @@ class InventoryReader:
 
     def __init__(self, filesystem: LakeFilesystem) -> None:
         self._filesystem = filesystem
-        self._manifests: dict[str, list[DataFile]] = {}
+        self._manifests: dict[_ManifestKey, list[ManifestEntry]] = {}
         self._names: dict[Deletes, Mapping[str, int]] = {}
 
     def read(self, table: Table) -> Inventory | None:
@@ -184,14 +197,19 @@ class InventoryReader:
             return self._read(table, snapshot)
 
     def _read(self, table: Table, snapshot: Snapshot) -> Inventory:
-        files_by_manifest: dict[str, list[DataFile]] = {}
-        data: list[DataFile] = []
+        entries_by_manifest: dict[_ManifestKey, list[ManifestEntry]] = {}
+        data: list[ManifestEntry] = []
         deletes: list[DataFile] = []
         for manifest in manifests_of(table.io, snapshot):
-            files = self._manifests.get(manifest.manifest_path) or _live_files(manifest, table.io)
-            files_by_manifest[manifest.manifest_path] = files
-            (data if manifest.content is ManifestContent.DATA else deletes).extend(files)
-        self._manifests = files_by_manifest if len(data) <= FILES_REMEMBERED_MAX else {}
+            # An upgrade to format version 3 gives a manifest its row ids later.
+            key = manifest.manifest_path, first_row_id_of(manifest)
+            entries = self._manifests.get(key) or _live_files(manifest, table.io)
+            entries_by_manifest[key] = entries
+            if manifest.content is ManifestContent.DATA:
+                data += entries
+            else:
+                deletes += [entry.data_file for entry in entries]
+        self._manifests = entries_by_manifest if len(data) <= FILES_REMEMBERED_MAX else {}
         foldable = [file for file in deletes if _is_foldable(file)]
         names = {deletes_of(file): self._names_in(file) for file in foldable}
         self._names = names
@@ -204,20 +222,22 @@ class InventoryReader:
             for deletes, counts in names.items()
         }
         is_fixed = _fixed_partitions(table, (file for file in deletes if not _is_foldable(file)))
+        version = table.metadata.format_version
+        files = [_live_file(entry, has_lineage=version >= LINEAGE_VERSION) for entry in data]
         return Inventory(
             snapshot_id=snapshot.snapshot_id,
             sequence_number=snapshot.sequence_number or 0,
-            files=tuple(_with_deletes([_live_file(f) for f in data], needed, is_fixed)),
+            files=tuple(_with_deletes(files, needed, is_fixed)),
             deletes=tuple(
                 _live_deletes(
                     file,
                     needed[deletes_of(file)],
-                    is_mergeable=table.metadata.format_version < 3,
+                    is_mergeable=version < LINEAGE_VERSION,
                 )
                 for file in foldable
             ),
             data_files={
-                **{file.file_path: file for file in data},
+                **{entry.data_file.file_path: entry.data_file for entry in data},
                 **{deletes_of(file): file for file in foldable},
             },
         )
@@ -240,10 +260,10 @@ def _values(record: Record) -> PartitionValues:
     return tuple(record[position] for position in range(len(record)))
 
 
-def _live_files(manifest: ManifestFile, io: FileIO) -> list[DataFile]:
+def _live_files(manifest: ManifestFile, io: FileIO) -> list[ManifestEntry]:
     if not (manifest.has_added_files() or manifest.has_existing_files()):
         return []
-    return [entry.data_file for entry in live_entries(io, manifest)]
+    return list(live_entries(io, manifest))
 
 
 def _is_foldable(file: DataFile) -> bool:
@@ -263,7 +283,8 @@ def _fixed_partitions(table: Table, deletes: Iterable[DataFile]) -> set[_Partiti
     return fixed
 
 
-def _live_file(file: DataFile) -> LiveFile:
+def _live_file(entry: ManifestEntry, *, has_lineage: bool) -> LiveFile:
+    file = entry.data_file
     bounds = SystemBounds.of(file.lower_bounds, file.upper_bounds)
     first, last = bounds.first_offset, bounds.last_offset
     return LiveFile(
@@ -278,6 +299,7 @@ def _live_file(file: DataFile) -> LiveFile:
         first_timestamp_us=bounds.first_timestamp_us,
         last_timestamp_us=bounds.last_timestamp_us,
         is_fixed=file.file_format is not FileFormat.PARQUET,
+        lineage=FileLineage(row_id_of(file), entry.sequence_number or 0) if has_lineage else None,
     )
 
 

@@ -1,0 +1,61 @@
+"""The lineage of rows in format version 3: columns that keep a row's id when the row is moved.
+
+A row has the id `first_row_id` of its file plus its position, and the sequence number of its file,
+unless the file's own columns say otherwise (Iceberg spec, "Row Lineage"). A file of rows from other
+files has both columns. pyarrow and numpy only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.lake.files._field_ids import FIELD_ID_KEY
+from streamhouse.lake.files.projection import FileColumns
+
+__all__ = ["LINEAGE_COLUMNS", "FileLineage", "lineage_columns", "with_lineage_fields"]
+
+_ROW_ID: Final = pa.field("_row_id", pa.int64(), metadata={FIELD_ID_KEY: b"2147483540"})
+_UPDATED: Final = pa.field(
+    "_last_updated_sequence_number", pa.int64(), metadata={FIELD_ID_KEY: b"2147483539"}
+)
+LINEAGE_COLUMNS: Final = (_ROW_ID.name, _UPDATED.name)
+"""The names of both columns, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileLineage:
+    """What the rows of a data file inherit; no id in a file from before format version 3."""
+
+    first_row_id: int | None
+    sequence_number: int
+
+
+def with_lineage_fields(schema: pa.Schema) -> pa.Schema:
+    """Return a schema of lake files with the columns of lineage behind its own."""
+    return schema.append(_ROW_ID).append(_UPDATED)
+
+
+def lineage_columns(rows: pa.Table, lineage: FileLineage, *, first_row: int) -> list[pa.Array]:
+    """Return both columns for `rows` of a file, all columns as the file has them.
+
+    `first_row` is the position of the first of the rows in the file.
+    """
+    count, first_id = rows.num_rows, lineage.first_row_id
+    inherited_ids = (
+        pa.nulls(count, pa.int64())
+        if first_id is None
+        else pa.array(np.arange(first_id + first_row, first_id + first_row + count))
+    )
+    inherited_sequence = pa.repeat(pa.scalar(lineage.sequence_number, pa.int64()), count)
+    in_file = FileColumns(rows.schema)
+    columns = []
+    for field, inherited in ((_ROW_ID, inherited_ids), (_UPDATED, inherited_sequence)):
+        position = in_file.position(int(field.metadata[FIELD_ID_KEY]), field.name)
+        stored = None if position is None else rows.column(position).combine_chunks()
+        columns.append(inherited if stored is None else pc.coalesce(stored, inherited))
+    return columns
