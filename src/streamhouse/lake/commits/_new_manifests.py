@@ -61,6 +61,8 @@ MERGE_MANIFESTS_MIN: Final = 16
 _CLASS_BYTES_FIRST: Final = 32 << 10
 _CLASS_FACTOR: Final = 8
 _CLASS_MAX: Final = 3
+# Rounds replace vectors in most small manifests of deletes: their remains would stay small.
+_JOINED_CLASS_MAX: Final = 1
 
 
 class WrittenList(NamedTuple):
@@ -137,6 +139,7 @@ class SnapshotManifests:
         """
         unchanged: list[ManifestFile] = []
         rewritten: list[ManifestFile] = []
+        joined: dict[tuple[ManifestContent, int], list[ManifestEntry]] = defaultdict(list)
         gone = {entry_key(file) for file in removed}
         touched = {(_manifest_content(file), file.spec_id) for file in removed}
         hit_count = 0
@@ -148,10 +151,13 @@ class SnapshotManifests:
                 continue
             entries = self._live_entries(manifest)
             hits = sum(entry_key(entry.data_file) in gone for entry in entries)
-            if hits:
-                rewritten.append(self._without(manifest, entries, gone))
-            else:
+            key = manifest.content, manifest.partition_spec_id
+            if not hits:
                 unchanged.append(manifest)
+            elif _size_class(manifest.manifest_length) <= _JOINED_CLASS_MAX:
+                joined[key] += self._without(entries, gone)
+            else:
+                rewritten.append(self._write(*key, self._without(entries, gone)))
             hit_count += hits
         if hit_count != len(gone):
             raise FencedError(
@@ -159,24 +165,21 @@ class SnapshotManifests:
                 f" {len(gone)} files to replace are no longer part of it; another engine has"
                 " rewritten them"
             )
+        rewritten += [self._write(*key, entries) for key, entries in joined.items()]
         return [*rewritten, *self._merged(unchanged)]
 
     def _without(
-        self, manifest: ManifestFile, entries: Sequence[ManifestEntry], gone: Set[EntryKey]
-    ) -> ManifestFile:
-        return self._write(
-            manifest.content,
-            manifest.partition_spec_id,
-            [
-                self._carried(
-                    entry,
-                    ManifestEntryStatus.DELETED
-                    if entry_key(entry.data_file) in gone
-                    else ManifestEntryStatus.EXISTING,
-                )
-                for entry in entries
-            ],
-        )
+        self, entries: Sequence[ManifestEntry], gone: Set[EntryKey]
+    ) -> list[ManifestEntry]:
+        return [
+            self._carried(
+                entry,
+                ManifestEntryStatus.DELETED
+                if entry_key(entry.data_file) in gone
+                else ManifestEntryStatus.EXISTING,
+            )
+            for entry in entries
+        ]
 
     def _merged(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
         """Return `manifests` with every full size class merged into a single manifest."""
