@@ -1,6 +1,6 @@
 """A declarative pipeline over Streamhouse: a streaming table, a materialized view and a sink.
 
-`spark-pipelines` imports this file; `spark` is given. It reads `pipeline.flights` and writes
+`spark-pipelines` imports this file in a session of its own. It reads `pipeline.flights` and writes
 `pipeline.delays`, tables of the service at STREAMHOUSE_ENDPOINT.
 """
 
@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 import streamhouse
 
-spark: SparkSession = globals()["spark"]  # given by spark-pipelines
+spark = SparkSession.active()  # of spark-pipelines; PySpark 4.1 gives no name `spark`
 streamhouse.register(spark)
 
 
