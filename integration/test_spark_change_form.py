@@ -216,8 +216,9 @@ def test_changes_are_the_source_of_a_merge(world: SparkWorld, keys: str) -> None
     )
     assert rows() == [(1, 2), (2, 7), (7, 7)]
     spark.sql(
-        f"MERGE INTO {copy} USING {keys} CHANGES FROM VERSION {third} ON {copy}.id = {keys}.id"
-        " WHEN MATCHED THEN DELETE"
+        f"MERGE INTO {copy} USING {keys} CHANGES FROM VERSION :v ON {copy}.id = {keys}.id"
+        " WHEN MATCHED THEN DELETE",
+        args={"v": third},
     )
     assert rows() == [(1, 2), (7, 7)]
     for statement in (f"DELETE FROM {copy} WHERE", f"UPDATE {copy} SET v = 1 WHERE"):
@@ -225,11 +226,11 @@ def test_changes_are_the_source_of_a_merge(world: SparkWorld, keys: str) -> None
         with pytest.raises(Exception, match="bounds are numbers or texts"):
             spark.sql(f"{statement} id IN (SELECT id FROM {keys} CHANGES FROM TIMESTAMP {bound})")
     stream = f"MERGE INTO {copy} AS t USING STREAM {keys} CHANGES{_MERGED}"
-    parameter = f"MERGE INTO {copy} AS t USING {keys} CHANGES FROM VERSION :v{_MERGED}"
+    expression = f"MERGE INTO {copy} AS t USING {keys} CHANGES FROM VERSION (:v + 1){_MERGED}"
     several = f"MERGE INTO {copy} AS t USING {keys} CHANGES FROM VERSION {first}{_MERGED}"
     for refused, sentence in (
         (stream, "leave out STREAM"),
-        (parameter, "bounds are numbers or texts"),
+        (expression, "bounds are numbers or texts"),
         (several, "id"),
     ):
         with pytest.raises(Exception, match=sentence):

@@ -245,13 +245,17 @@ def _clause(tokens: Sequence[Token], at: int) -> tuple[dict[str, str], int, bool
         at += 2
         if _word(tokens, at) == "TIMESTAMP" and kind == "Timestamp":
             at += 1
+        # A parameter of a statement that changes rows arrives as `(7)`.
+        is_wrapped = _word(tokens, at) == "(" and _word(tokens, at + 2) == ")"
+        at += is_wrapped
         is_value = at < len(tokens) and (tokens[at].is_string or tokens[at].text.isdigit())
         if not is_value:
             # Else it is a table of this name, as in SELECT a, b changes FROM version.
             is_call = _word(tokens, at + 1) == "(" and _word(tokens, at).isidentifier()
-            return {}, at, not (is_call or _word(tokens, at) in _EXPRESSION_BEGINS)
+            is_expression = is_wrapped or is_call or _word(tokens, at) in _EXPRESSION_BEGINS
+            return {}, at, not is_expression
         options[f"{side}{kind}".lower()] = unquoted(tokens[at])
-        at += 1
+        at += 1 + is_wrapped
         if _word(tokens, at) in ("INCLUSIVE", "EXCLUSIVE"):
             is_inclusive = _word(tokens, at) == "INCLUSIVE"
             options[f"{side}boundinclusive"] = str(is_inclusive).lower()

@@ -18,6 +18,7 @@ from streamhouse.connector.changes._statement_clauses import (
     merge_of,
     rows_of,
 )
+from streamhouse.connector.names._name_loads import ChangesUse
 from streamhouse.connector.names._row_changes import Arguments
 from streamhouse.connector.names._table_statement import statement_of
 from streamhouse.core.errors import InvalidRequestError, StreamhouseError, UnsupportedError
@@ -188,6 +189,20 @@ def test_parameters_become_literals_of_their_types() -> None:
     ) == ("a -(-1BD)-(-2)-(-1) = 'red'")
     moment = datetime(2026, 1, 2, 3, 4, 5, 67, UTC)
     assert _bound("{at}{{}}", at=moment) == "timestamp_micros(1767323045000067L){}"
+
+
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        ("USING t CHANGES FROM VERSION :v TO VERSION :w c ON", {"v": 7, "w": "9"}),
+        ("USING t CHANGES FROM VERSION ? TO VERSION ? c ON", [7, 9]),
+    ],
+)
+def test_parameters_are_bounds_of_changes(text: str, args: Any) -> None:
+    uses: list[ChangesUse] = []
+    with bound_text(text, Arguments(args, {}), lambda use: uses.append(use)) as bound:
+        assert "(7)" in bound  # No DataFrame was loaded, so the clause stays.
+    assert [dict(use.options) for use in uses] == [{"startingversion": "7", "endingversion": "9"}]
 
 
 @pytest.mark.parametrize(

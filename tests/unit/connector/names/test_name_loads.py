@@ -45,6 +45,11 @@ def _replaced(text: str) -> tuple[str, list[ChangesUse]]:
             f"{_FIELD} AS `t` JOIN u",
             {"startingversion": "3", "computeupdates": "true", "x": ")"},
         ),
+        (
+            "t CHANGES FROM VERSION (1) TO VERSION ('2') c",
+            f"{_FIELD} c",
+            {"startingversion": "1", "endingversion": "2"},
+        ),
         ("STREAM t CHANGES", f"{_FIELD} AS `t`", {}),
         ("STREAM t CHANGES FROM VERSION 1 q", f"{_FIELD} q", {"startingversion": "1"}),
     ],
@@ -98,7 +103,9 @@ def test_other_text_stays(text: str) -> None:
         "FROM TIMESTAMP current_timestamp()",
         "FROM VERSION :v",
         "FROM VERSION {v}",
-        "FROM VERSION 1 TO VERSION (2) c",
+        "FROM VERSION 1 TO VERSION (2 + 1) c",
+        "FROM VERSION (-2)",
+        "FROM VERSION (a)",
     ],
 )
 def test_a_bound_that_is_an_expression_is_refused(bounds: str) -> None:
