@@ -26,6 +26,8 @@ from tests.support.tiering_world import Killed
 TYPES = (*FLAT_TYPES, *NESTED_TYPES[:-1])
 TRANSFORMS = ("{}", "bucket(3, {})", "truncate(2, {})", "day({})", "hour({})", "year({})")
 
+FORMAT_VERSION = "table.datalake.format-version"
+
 properties = st.fixed_dictionaries({"table.changelog.image": st.sampled_from(["full", "after"])})
 round_limits = st.builds(
     PlanLimits,
@@ -66,10 +68,16 @@ def test_the_lake_is_the_model_after_every_round(data: st.DataObject) -> None:
             primary_key=rules.primary_key,
             bucket_count=data.draw(st.integers(1, 3)),
             partitioned_by=data.draw(partitionings(rules)),
-            properties={"table.changelog.image": rules.merge.image.value},
+            properties={
+                "table.changelog.image": rules.merge.image.value,
+                FORMAT_VERSION: data.draw(st.sampled_from(["2", "3"])),
+            },
         )
         for batch in data.draw(batches(rules, partial=True)):
             _apply(world, batch)
+            if data.draw(st.integers(0, 3)) == 0:
+                version_3 = {FORMAT_VERSION: "3"}
+                world.info = world.tiering.service.change_layout(world.PATH, version_3)
             if data.draw(st.booleans()):
                 _rounds(world, data)
                 assert world.in_lake() == world.live

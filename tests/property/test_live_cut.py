@@ -47,7 +47,13 @@ class Life:
     """A table's life: its columns now, and its rows by those names."""
 
     def __init__(
-        self, client: StreamhouseClient, *, is_keyed: bool, has_layout: bool, partitioned: int
+        self,
+        client: StreamhouseClient,
+        *,
+        is_keyed: bool,
+        has_layout: bool,
+        partitioned: int,
+        version: str,
     ) -> None:
         self.client = client
         self.storage = StorageClient.of(client)
@@ -57,7 +63,9 @@ class Life:
         self.rows: list[dict[str, Any]] = []
         self.number = 0
         self.is_partitioned = "b" in PARTITIONINGS[partitioned]
-        properties = {"table.datalake.changelog": "true"} if is_keyed else {}
+        properties = {"table.datalake.format-version": version}
+        if is_keyed:
+            properties["table.datalake.changelog"] = "true"
         if has_layout:
             properties["table.datalake.batch-layout.sort"] = "id"
         client.create_table(
@@ -253,6 +261,7 @@ STEPS = [
     is_keyed=st.booleans(),
     has_layout=st.booleans(),
     partitioned=st.integers(0, len(PARTITIONINGS) - 1),
+    version=st.sampled_from(["2", "3"]),
     steps=st.lists(
         st.tuples(st.sampled_from(STEPS), st.integers(0, 20), st.integers(1, 6)),
         min_size=3,
@@ -264,9 +273,16 @@ def test_every_cut_has_exactly_the_rows(
     is_keyed: bool,
     has_layout: bool,
     partitioned: int,
+    version: str,
     steps: list[tuple[str, int, int]],
 ) -> None:
-    life = Life(client, is_keyed=is_keyed, has_layout=has_layout, partitioned=partitioned)
+    life = Life(
+        client,
+        is_keyed=is_keyed,
+        has_layout=has_layout,
+        partitioned=partitioned,
+        version=version,
+    )
     try:
         for step, seed, count in steps:
             getattr(life, step)(seed, count)

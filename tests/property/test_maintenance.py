@@ -37,6 +37,8 @@ STEPS = (
     "files-found",
 )
 
+FORMAT_VERSION = "table.datalake.format-version"
+
 limits = st.builds(
     RewriteLimits,
     target_bytes=st.sampled_from([1, 4_000, 1 << 20]),
@@ -66,11 +68,15 @@ def test_maintenance_changes_no_row(data: st.DataObject) -> None:
             properties={
                 "table.datalake.snapshot.max-age": "1ms",
                 "table.datalake.snapshot.min-count": "1",
+                FORMAT_VERSION: data.draw(st.sampled_from(["2", "3"])),
             },
         )
         pinned: dict[int, Any] = {}
         for batch in data.draw(batches(rules, partial=True)):
             world.change(batch.changes, batch.columns)
+            if data.draw(st.integers(0, 3)) == 0:
+                version_3 = {FORMAT_VERSION: "3"}
+                world.info = world.tiering.service.change_layout(world.PATH, version_3)
             world.catch_up()
             state = world.tiering.service.table_state(world.PATH)
             if data.draw(st.booleans()) and state.lake.snapshot_id is not None:
