@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -46,6 +47,9 @@ _PROPERTY_PREFIXES: Final = ("s3.", "client.")
 # What decoding damaged bytes raises, from the footer to a value.
 _UNDECODABLE: Final = (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError)
 _FILE_NAME_KEY: Final = "streamhouse.file-name"
+# A name is never longer than 255 bytes.
+_NAME_TAIL_BYTES: Final = 512
+_NAME_IN_JSON: Final = re.compile(rb'"(%b)": "([^"]*)"' % re.escape(_FILE_NAME_KEY).encode())
 _STORE_ERROR: Final = "AWS Error"
 _SAID_CHARACTERS_MAX: Final = 500
 # Catalog property -> argument of pyarrow.fs.S3FileSystem, and how to read its text.
@@ -136,7 +140,8 @@ class LakeFilesystem:
     def read_range(self, uri: str, start: int, size: int, *, file_bytes: int | None) -> bytes:
         """Return a piece of a file; `CorruptDataError` as for `open_parquet`, or if it ends early.
 
-        No piece is larger than its file: a size in damaged metadata allocates nothing.
+        No piece is larger than its file: a size in damaged metadata allocates nothing. The name
+        of the file is looked for in JSON at its end: `file_name_metadata` as the last of a footer.
         """
         with self._open_pieces(uri) as source, self._damage(uri):
             _check_size(uri, source, file_bytes)
@@ -145,6 +150,9 @@ class LakeFilesystem:
                     f"lake file '{uri}' has {source.size()} bytes, and its table's metadata name"
                     f" {size} bytes from byte {start} on; restore it from a copy"
                 )
+            tail_bytes = min(_NAME_TAIL_BYTES, source.size())
+            tail = bytes(source.read_at(tail_bytes, source.size() - tail_bytes))
+            _check_name(uri, dict(_NAME_IN_JSON.findall(tail)))
             return bytes(source.read_at(size, start))
 
     def _open_pieces(self, uri: str) -> pa.NativeFile:
@@ -309,7 +317,7 @@ class LakeFilesystem:
 
 
 def file_name_metadata(uri: str) -> dict[str, str]:
-    """Return Parquet metadata with the file's own name, by which an exchanged file shows."""
+    """Return metadata with the file's own name, by which an exchanged file shows."""
     return {_FILE_NAME_KEY: uri.rsplit("/", 1)[-1]}
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamhouse.core.errors import CorruptDataError, StreamhouseError
-from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem, file_name_metadata
 
 __all__ = [
     "POSITIONS_MAX",
@@ -91,7 +91,7 @@ def write_deletion_vectors(
     for blob, data_path, count in blobs:
         places.append((data_path, offset, len(blob), count))
         offset += len(blob)
-    footer = _footer(places)
+    footer = _footer(path, places)
     try:
         with files.errors("write", path), files.open_output(path) as sink:
             sink.write(_PUFFIN_MAGIC)
@@ -118,7 +118,8 @@ def write_deletion_vectors(
 def read_deletion_vector(files: LakeFilesystem, vector: DeletionVector) -> Positions:
     """Return the deleted positions of a vector, ascending; only its bytes are read.
 
-    Damage is `CorruptDataError`, as is a file of another size than the table's metadata say.
+    Damage is `CorruptDataError`, as is a file of another size than the table's metadata say, or
+    one with the name of another file inside.
     """
     blob = files.read_range(
         vector.path, vector.offset, vector.size_bytes, file_bytes=vector.file_bytes
@@ -166,7 +167,7 @@ def decode_positions(blob: bytes, where: str) -> Positions:
         raise _damage(where, str(error)) from None
 
 
-def _footer(places: Sequence[tuple[str, int, int, int]]) -> bytes:
+def _footer(path: str, places: Sequence[tuple[str, int, int, int]]) -> bytes:
     payload = json.dumps(
         {
             "blobs": [
@@ -181,7 +182,8 @@ def _footer(places: Sequence[tuple[str, int, int, int]]) -> bytes:
                 }
                 for data_path, offset, size, count in places
             ],
-            "properties": {"created-by": "Streamhouse"},
+            # The name stands last, where `read_range` looks for it.
+            "properties": {"created-by": "Streamhouse", **file_name_metadata(path)},
         },
         ensure_ascii=False,
     ).encode()

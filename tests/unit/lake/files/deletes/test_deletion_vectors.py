@@ -118,6 +118,52 @@ def test_another_file_or_range_is_damage(tmp_path: Path) -> None:
         assert said in refused.value.message
 
 
+def _read(vector: DeletionVector) -> list[int] | None:
+    """The vector's rows, None where an error names its file."""
+    try:
+        positions: list[int] = read_deletion_vector(FILES, vector).tolist()
+    except CorruptDataError as error:
+        if vector.path not in str(error):
+            raise
+        return None
+    return positions
+
+
+def test_an_exchanged_file_is_damage(tmp_path: Path) -> None:
+    """Puffin files of two rounds have one size where as many rows are deleted."""
+    first, second = (
+        write_deletion_vectors(FILES, f"file://{tmp_path}/{name}.puffin", {data_path: rows})
+        for name, data_path, rows in (
+            ("a", "file:///t/1.parquet", np.array([1, 2])),
+            ("b", "file:///t/2.parquet", np.array([7, 8])),
+        )
+    )
+    assert first[0].file_bytes == second[0].file_bytes
+    (tmp_path / "a.puffin").write_bytes((tmp_path / "b.puffin").read_bytes())
+
+    with pytest.raises(CorruptDataError, match=r"a\.puffin' is another one: .* 'b\.puffin'"):
+        read_deletion_vector(FILES, first[0])
+
+
+def test_a_flipped_bit_anywhere_is_named_or_changes_nothing(tmp_path: Path) -> None:
+    vectors = write_deletion_vectors(
+        FILES,
+        f"file://{tmp_path}/v.puffin",
+        {"file:///t/1.parquet": np.array([1, 9]), "file:///t/2.parquet": np.arange(50)},
+    )
+    expected = [read_deletion_vector(FILES, vector).tolist() for vector in vectors]
+    content = (tmp_path / "v.puffin").read_bytes()
+    refused = 0
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "v.puffin").write_bytes(damaged)
+        found = [_read(vector) for vector in vectors]
+        assert all(some in (rows, None) for some, rows in zip(found, expected, strict=True))
+        refused += found.count(None)
+    assert refused >= 8 * sum(vector.size_bytes for vector in vectors)
+
+
 def _blob(bitmap: bytes, *, magic: bytes = bytes.fromhex("d1d33964")) -> bytes:
     body = magic + bitmap
     return struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
