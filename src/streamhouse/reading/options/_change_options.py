@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.values.positions import moment_of_version
 from streamhouse.core.model.values.units import parse_boolean, parse_whole_number
 from streamhouse.reading.options.connection import CHANGES, TableName
 
@@ -91,6 +92,8 @@ def time_bounds(
         first += 1
     if last is not None and _is_inclusive(by_key, "ending"):
         last += 1
+    if has_version:
+        first, last = (None if v is None else moment_of_version(v) for v in (first, last))
     return first, last
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.values.positions import moment_of_version, moment_us
+from streamhouse.reading.options._change_options import time_bounds
 from streamhouse.reading.options.options import BATCH, STREAM, read_options
 
 
@@ -14,9 +16,11 @@ def _times(**options: str) -> tuple[int | None, int | None]:
 
 
 def test_bounds_are_inclusive_unless_told_otherwise() -> None:
-    assert _times(startingversion="5", endingversion="9") == (5, 10)
+    first, last = 10**15, 10**15 + 4
+    versions = {"startingversion": str(first), "endingversion": str(last)}
+    assert _times(**versions) == (first, last + 1)
     exclusive = {"startingboundinclusive": "false", "endingboundinclusive": "false"}
-    assert _times(startingversion="5", endingversion="9", **exclusive) == (6, 9)
+    assert _times(**versions, **exclusive) == (first + 1, last)
     times = {"startingtimestamp": "2001-09-09 01:46:41", "endingtimestamp": "2001-09-09 01:46:42"}
     assert _times(**times) == (1_000_000_001_000_000, 1_000_000_002_000_001)
     assert _times(startingversion="0") == (0, None)
@@ -49,3 +53,20 @@ def test_what_cannot_be_meant_is_refused(
 def test_a_stream_has_no_end() -> None:
     with pytest.raises(InvalidRequestError, match="'endingVersion' has no meaning for a stream"):
         read_options({"table": "d.t$changes", "endingversion": "1"}, use=STREAM)
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds"),
+    [
+        # Any number is a version, also below and above the times that a caller may state.
+        ({"startingversion": "0"}, (0, None)),
+        ({"startingversion": "1"}, (0, None)),
+        ({"startingversion": "1", "endingversion": "5"}, (0, 0)),
+        ({"endingversion": str(10**17)}, (None, moment_us(moment_of_version(2**63), name=""))),
+        ({"startingversion": str(10**15), "startingboundinclusive": "false"}, (10**15 + 1, None)),
+    ],
+)
+def test_a_version_is_bounded_by_the_times_that_rows_can_have(
+    given: dict[str, str], bounds: tuple[int | None, int | None]
+) -> None:
+    assert time_bounds(given, None, None) == bounds

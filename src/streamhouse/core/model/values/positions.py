@@ -26,6 +26,7 @@ __all__ = [
     "LATEST",
     "StartingPosition",
     "from_json_text",
+    "moment_of_version",
     "moment_us",
     "parse_ending_offsets",
     "parse_starting_offsets",
@@ -182,6 +183,15 @@ def moment_us(value: int | datetime, *, name: str) -> int:
             " nanoseconds by 1,000"
         )
     return number
+
+
+def moment_of_version(version: int) -> int:
+    """Return the time of a commit version as `moment_us` takes it.
+
+    A version is any number that a commit may have, as 1 for the beginning: no commit was earlier
+    than the least time, or is later than the last.
+    """
+    return 0 if version < _MICROSECONDS_MIN else min(version, _END_US - 1)
 
 
 def _of_number(text: str, *, name: str) -> int:
