@@ -35,6 +35,7 @@ _KINDS: Final = (
     ("table state", r"tables/[^/]+/[^/]+"),
     ("lake catalog", r"lake/catalog\.db.*"),
     ("lake data", r"lake/warehouse/.+\.parquet"),
+    ("lake vectors", r"lake/warehouse/.+\.puffin"),
     ("lake metadata", r"lake/warehouse/.+\.(json|avro|metadata\.json)"),
 )
 

@@ -43,6 +43,7 @@ _SIDE_TABLES: Final = {
     "table.datalake.changelog": "true",
     "table.datalake.batch-layout.sort": "name",
 }
+_VECTORS: Final = {**_SMALL, "table.datalake.format-version": "3"}
 _NEW_COLUMN: Final = "note"
 
 
@@ -117,6 +118,7 @@ def build_world(place: Path) -> World:
             AttackedTable("default.overwritten", is_keyed=False, properties=_NO_LAKE),
             AttackedTable("default.keys", is_keyed=True, properties=_NO_LAKE),
             AttackedTable("default.lake_keys", is_keyed=True, properties=_SIDE_TABLES),
+            AttackedTable("default.lake_vectors", is_keyed=True, properties=_VECTORS),
             AttackedTable("default.empty", is_keyed=False, properties=_SMALL),
         )
     }
@@ -161,7 +163,7 @@ def _second_stage(client: StreamhouseClient, tables: Mapping[str, AttackedTable]
     for name in ("default.log", "default.lake_log"):
         for start in range(400, 1_000, 100):
             _write(client, tables[name], key_rows(range(start, start + 100), "second"))
-    for name in ("default.keys", "default.lake_keys"):
+    for name in ("default.keys", "default.lake_keys", "default.lake_vectors"):
         _write(client, tables[name], key_rows(range(200, 700), "second"))
         gone = range(50, 150)
         client.delete(name, pa.table({"id": gone}, schema=KEYS))
@@ -175,7 +177,7 @@ def _second_stage(client: StreamhouseClient, tables: Mapping[str, AttackedTable]
         overwrite.commit([overwrite.stage(rows)])
     overwritten.put(rows)
     tier_once(client)
-    for name in ("default.lake_log", "default.lake_keys"):
+    for name in ("default.lake_log", "default.lake_keys", "default.lake_vectors"):
         client.add_column(name, _NEW_COLUMN, pa.string())
         tables[name].add_column(_NEW_COLUMN)
 
@@ -185,7 +187,7 @@ def _third_stage(client: StreamhouseClient, tables: Mapping[str, AttackedTable])
         if table.path == "default.empty":
             continue
         _write(client, table, key_rows(range(2_000, 2_050), "third"))
-    for name in ("default.keys", "default.lake_keys"):
+    for name in ("default.keys", "default.lake_keys", "default.lake_vectors"):
         _write(client, tables[name], key_rows(range(150, 250), "third"))
     rows = key_rows(range(3_000, 3_020), "transaction")
     for name in ("default.log", "default.keys"):
