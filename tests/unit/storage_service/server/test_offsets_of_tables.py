@@ -40,7 +40,7 @@ NO_OFFSETS: Final = frozenset(
         """
         app_id batch broken catalog changelog changes columns
         damaged data_files database debt delete_files deleted_share detail dry_run
-        durable error fingerprint fingerprints first_row force format
+        durable error expired_at_us fingerprint fingerprints first_row force format
         include_idle is_whole isolation join keep_lease lost lake lake_snapshot_id
         lake_table_uuid limit maintained_at_us maintenance_due_us maintenance_error
         max_bytes max_wait_ms name needed_files on_error operation part partitioned_by
@@ -52,6 +52,8 @@ NO_OFFSETS: Final = frozenset(
     )
 )
 """Names of all others."""
+EARLY: Final = str(10**13)
+"""A time before all rows: the least that is one in microseconds."""
 EVENTS_PATH: Final = "/v1/tables/events"
 FETCH: Final = f"{EVENTS_PATH}/buckets/0/fetch"
 SUBSCRIBE: Final = f"{EVENTS_PATH}/subscribe"
@@ -102,7 +104,7 @@ REQUESTS: Final = {
     "fetch up to": Request("GET", FETCH, {"offset": "0", "end_offset": "3"}),
     "subscribe": Request("GET", SUBSCRIBE, {"start": '{"0": 3}'}),
     "offsets_for_timestamp": Request(
-        "GET", f"{EVENTS_PATH}/offsets", {"timestamp_us": "1", "start": '{"0": 3}'}
+        "GET", f"{EVENTS_PATH}/offsets", {"timestamp_us": EARLY, "start": '{"0": 3}'}
     ),
     "table_state": Request("GET", f"{EVENTS_PATH}/state", {"after": '{"0": 3}'}),
     "report_position": Request("PUT", CONSUMER, {}, {"offsets": {"0": 3}}),
@@ -257,7 +259,7 @@ async def test_answers_with_offsets_say_whose_they_are(tmp_path: Path) -> None:
         appended = await service.call(
             "POST", f"{EVENTS_PATH}/append", body=append_body(EVENTS, [(0, 0, event_rows(5, 6))])
         )
-        since = await service.call("GET", f"{EVENTS_PATH}/offsets", query={"timestamp_us": "1"})
+        since = await service.call("GET", f"{EVENTS_PATH}/offsets", query={"timestamp_us": EARLY})
         consumers = await service.call("GET", f"{EVENTS_PATH}/consumers")
         transaction = Request("POST", COMMIT, {}, {"parts": []})
         committed = await transaction.send(service, None, await _begun(service))
