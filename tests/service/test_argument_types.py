@@ -198,7 +198,7 @@ def _faults(calls: list[tuple[str, Callable[..., Any]]]) -> list[str]:
             for value in WRONG:
                 may_be_none = value is None and parameter.default is None
                 may_be_number = value == 5 and parameter.name in NUMBERS
-                if may_be_none or may_be_number or parameter.annotation == "Any":
+                if may_be_none or may_be_number or parameter.annotation in ("Any", "object"):
                     continue
                 arguments = {p.name: RIGHT[p.name] for p in parameters if p.default is p.empty}
                 if name == "lookup_one":
