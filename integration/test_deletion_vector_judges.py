@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.judges.engines import ROOT, read_many_with_spark35
-from integration.judges.environment import judge_python
+from integration.judges.engines import read_many_with_spark35, run_in_spark35
 from tests.support.iceberg_world import IcebergWorld, numbered
 from tests.support.v3_tables import commit_vectors, written_vectors
 
@@ -39,19 +36,7 @@ MORE = (
 
 
 def _java(warehouse: Path, statements: tuple[str, ...]) -> list[Any]:
-    request = {"warehouse": str(warehouse), "statements": statements}
-    done = subprocess.run(
-        [str(judge_python("spark35")), "-m", "integration.judges.spark35_catalog"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in "[{"]
-    assert len(answers) == len(statements), done.stdout + done.stderr[-4000:]
+    answers = run_in_spark35(statements, warehouse=str(warehouse))
     assert not [answer for answer in answers if "error" in answer]
     return answers
 

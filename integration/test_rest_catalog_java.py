@@ -6,8 +6,6 @@ What it does must leave union reads right, and what it must not do is refused.
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,7 @@ import pyarrow.compute as pc
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from integration.judges.engines import ROOT
-from integration.judges.environment import judge_python
+from integration.judges.engines import run_in_spark35
 from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
@@ -36,20 +33,8 @@ def _rows(start: int, end: int) -> pa.Table:
 
 
 def _spark(service: ServiceProcess, statements: list[str]) -> list[Any]:
-    request = {"uri": f"{service.endpoint}/iceberg", "token": TOKEN, "statements": statements}
-    done = subprocess.run(
-        [str(judge_python("spark35")), "-m", "integration.judges.spark35_catalog"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in "[{"]
-    assert len(answers) == len(statements), done.stdout + done.stderr[-4000:]
-    return answers
+    uri = f"{service.endpoint}/iceberg"
+    return run_in_spark35(statements, uri=uri, token=TOKEN)
 
 
 @pytest.fixture

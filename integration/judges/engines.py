@@ -9,13 +9,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from integration.judges.environment import judge_python
 
-__all__ = ["read_many_with_spark35", "read_with_duckdb", "read_with_spark35"]
+__all__ = [
+    "read_many_with_spark35",
+    "read_with_duckdb",
+    "read_with_spark35",
+    "run_in_spark35",
+]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -39,6 +44,26 @@ def read_many_with_spark35(
     """
     copies = [f"{bucket}={folder}" for bucket, folder in (buckets or {}).items()]
     return _ask(judge_python("spark35"), "spark35_read", requests, *copies)
+
+
+def run_in_spark35(statements: Sequence[str], **catalog: str) -> list[Any]:
+    """The answers of Spark 3.5 with Iceberg Java to statements in a `catalog`.
+
+    `spark35_catalog.py` says how a catalog is named, and what the answers are.
+    """
+    done = subprocess.run(
+        [str(judge_python("spark35")), "-m", "integration.judges.spark35_catalog"],
+        input=json.dumps({**catalog, "statements": statements}),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in "[{"]
+    assert len(answers) == len(statements), done.stdout + done.stderr[-4000:]
+    return answers
 
 
 def _ask(

@@ -31,15 +31,20 @@ def test_each_shell_has_its_script(shell: str) -> None:
         subprocess.run([found, "-n"], input=done.stdout, text=True, check=True)
 
 
+def _with_program(folder: Path) -> dict[str, str]:
+    """Return an environment whose command `streamhouse` is this package's."""
+    program = folder / "streamhouse"
+    program.write_text(f"#!{sys.executable}\nfrom streamhouse.cli import main\nmain()\n")
+    program.chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)}
+
+
 def test_fish_completes_commands_with_whole_descriptions(tmp_path: Path) -> None:
     fish = shutil.which("fish")
     if fish is None:
         pytest.skip("fish is not installed")
-    program = tmp_path / "streamhouse"
-    program.write_text(f"#!{sys.executable}\nfrom streamhouse.cli import main\nmain()\n")
-    program.chmod(0o755)
     script = CliRunner().invoke(cli, ["completion", "fish"]).stdout
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    environment = _with_program(tmp_path)
 
     done = subprocess.run(
         [fish, "-c", f"{script}\ncomplete -C 'streamhouse tab'"],
@@ -71,12 +76,9 @@ def test_zsh_completes_at_every_tab(load: str, tmp_path: Path) -> None:
     zsh = shutil.which("zsh")
     if zsh is None:
         pytest.skip("zsh is not installed")
-    program = tmp_path / "streamhouse"
-    program.write_text(f"#!{sys.executable}\nfrom streamhouse.cli import main\nmain()\n")
-    program.chmod(0o755)
     script = CliRunner().invoke(cli, ["completion", "zsh"]).stdout
     (tmp_path / "_streamhouse").write_text(script)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    environment = _with_program(tmp_path)
 
     done = subprocess.run(
         [zsh, "-f"],
