@@ -20,7 +20,6 @@ from streamhouse.storage_service.directory.state_file import FORMAT_VERSION
 from streamhouse.storage_service.ownership.shards.tickets import Arrival, MoveTicket
 
 __all__ = [
-    "FORMER_STREAMS_MAX",
     "ServiceState",
     "TableEntry",
     "load_service_state",
@@ -28,7 +27,7 @@ __all__ = [
     "with_streams",
 ]
 
-FORMER_STREAMS_MAX: Final = 1_000
+_FORMER_STREAMS_MAX: Final = 1_000
 """The streams of dropped tables that are remembered: some 100 bytes each."""
 
 _FORMER_VERSION: Final = 1
@@ -136,7 +135,7 @@ def with_streams(
 ) -> list[tuple[str, str]]:
     """Return `former_streams` with the streams of a table that is being dropped."""
     new = dict.fromkeys((str(path), stream) for stream in sorted(streams))
-    return [*(pair for pair in former if pair not in new), *new][-FORMER_STREAMS_MAX:]
+    return [*(pair for pair in former if pair not in new), *new][-_FORMER_STREAMS_MAX:]
 
 
 def load_service_state(directory: DataDirectory) -> tuple[ServiceState, bool]:

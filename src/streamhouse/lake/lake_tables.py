@@ -35,11 +35,7 @@ from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.snapshots.live_files import LiveFilesCache
 from streamhouse.lake.tables._creation import create_lake_table, lake_identifier
-from streamhouse.lake.tables._evolution import (
-    evolve_lake_table,
-    evolve_partitioning,
-    upgrade_format,
-)
+from streamhouse.lake.tables._evolution import evolve
 
 __all__ = ["IcebergLake"]
 
@@ -128,9 +124,7 @@ class IcebergLake:
                     lake_table = catalog.load_table(identifier)
                     if not self._is_of_a_dropped_table(lake_table, table, owner_property):
                         if self._is_of(lake_table, table, owner_property):
-                            lake_table = upgrade_format(lake_table, table)
-                            lake_table = evolve_lake_table(lake_table, table, role=role)
-                            lake_table = evolve_partitioning(lake_table, table, role=role)
+                            evolve(lake_table, table, role=role)
                         return lake_table
                     self._put_aside(catalog, lake_table, owner_property)
                     # A clean-up of one table's folder must not reach the other table's files.

@@ -33,11 +33,7 @@ from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.lake.snapshots._outside_changes import rows_stay_because
 from streamhouse.lake.snapshots.live_files import LiveFilesCache
-from streamhouse.lake.tables._evolution import (
-    evolve_lake_table,
-    evolve_partitioning,
-    upgrade_format,
-)
+from streamhouse.lake.tables._evolution import evolve
 
 __all__ = ["StagedLake", "StagedState", "StagedTable"]
 
@@ -140,9 +136,7 @@ class StagedTable:
         """Give the table the columns and the partitioning of `info`."""
         table = self.lake_table.iceberg
         with lake_errors(f"change lake table '{self.lake_table.name}'"):
-            upgrade_format(table, info)
-            evolve_lake_table(table, info, role=self.role)
-            evolve_partitioning(table, info, role=self.role)
+            evolve(table, info, role=self.role)
         self.lake_table = self._reopened(self.lake_table, info)
 
     def was_committed_to(self) -> bool:

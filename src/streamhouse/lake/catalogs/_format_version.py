@@ -7,7 +7,6 @@ nor writes their metadata.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from pyiceberg.io import OutputFile
 from pyiceberg.serializers import Compressor, ToOutputFile
@@ -20,16 +19,16 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.typedef import IcebergBaseModel
 
-__all__ = ["applicable", "metadata_text", "write_metadata"]
+from streamhouse.core.model.lake.facts import VERSION_3
 
-_VERSION: Final = 3
+__all__ = ["applicable", "metadata_text", "write_metadata"]
 
 
 def applicable(updates: Sequence[TableUpdate]) -> tuple[TableUpdate, ...]:
     """Return the updates as pyiceberg can apply them, an upgrade to version 3 included."""
     return tuple(
-        _UpgradeToVersion3.model_validate({"format-version": _VERSION})
-        if isinstance(update, UpgradeFormatVersionUpdate) and update.format_version == _VERSION
+        _UpgradeToVersion3.model_validate({"format-version": VERSION_3})
+        if isinstance(update, UpgradeFormatVersionUpdate) and update.format_version == VERSION_3
         else update
         for update in updates
     )
@@ -46,7 +45,7 @@ def metadata_text(metadata: TableMetadata) -> str:
 
 def write_metadata(metadata: TableMetadata, output: OutputFile) -> None:
     """Write a metadata file of any version."""
-    if metadata.format_version < _VERSION:
+    if metadata.format_version < VERSION_3:
         ToOutputFile.table_metadata(metadata, output)
         return
     compressed = Compressor.get_compressor(output.location).bytes_compressor()
@@ -62,10 +61,10 @@ class _UpgradeToVersion3(UpgradeFormatVersionUpdate):
 def _(
     update: _UpgradeToVersion3, base: TableMetadata, context: _TableMetadataUpdateContext
 ) -> TableMetadata:
-    if base.format_version == _VERSION:
+    if base.format_version == VERSION_3:
         return base
     context.add_update(update)
     upgraded = TableMetadataUtil._construct_without_validation(
-        base.model_copy(update={"format_version": _VERSION})
+        base.model_copy(update={"format_version": VERSION_3})
     )
     return upgraded.model_copy(update={"next_row_id": 0})

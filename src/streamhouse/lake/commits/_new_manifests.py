@@ -43,6 +43,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import TableVersion
 
 from streamhouse.core.errors import FencedError
+from streamhouse.core.model.lake.facts import VERSION_3
 from streamhouse.lake.snapshots._manifests import (
     AVRO_SCHEMA_KEY,
     ENTRY_NAME,
@@ -103,7 +104,7 @@ class SnapshotManifests:
             output, self._snapshot_id, parent_id, sequence_number, self._compression
         )
         first = None
-        if self._metadata.format_version == 3:
+        if self._metadata.format_version == VERSION_3:
             first = self._metadata.next_row_id or 0
             writer.give_row_ids(first)
         with writer:
@@ -334,7 +335,7 @@ class _ListWriter(ManifestListWriterV2):
     def give_row_ids(self, first: int) -> None:
         """Write version 3: from `first` on, give ids to the rows of files without ids."""
         self.next_row_id = first
-        self._format_version = 3
+        self._format_version = VERSION_3
         self._meta = {**self._meta, "format-version": "3", "first-row-id": str(first)}
 
     def __enter__(self) -> _ListWriter:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
-from pyiceberg.table.refs import MAIN_BRANCH
 
 from streamhouse.core.model.values.sorted_values import distinct
 from streamhouse.lake.files._written_files import vector_files
@@ -30,8 +29,14 @@ from streamhouse.lake.files.deletes.deleted_positions import (
 )
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.position_deletes import DeletedRows
-from streamhouse.lake.snapshots._manifests import live_entries, manifests_of
-from streamhouse.lake.snapshots.live_files import LiveFiles, deletes_of, is_vector, path_bounds
+from streamhouse.lake.snapshots.live_files import (
+    LiveFiles,
+    deletes_of,
+    is_vector,
+    live_position_deletes,
+    may_name,
+    path_bounds,
+)
 
 __all__ = ["NewVectors", "write_vectors"]
 
@@ -55,7 +60,7 @@ def write_vectors(
     parts: dict[str, list[npt.NDArray[np.int64]]] = defaultdict(list)
     for rows in deleted:
         parts[rows.data_path].append(decode_positions(rows.positions, rows.data_path))
-    deletes = _position_deletes(table)
+    deletes = live_position_deletes(table)
     vectors = {path_bounds(file)[0]: file for file in deletes if is_vector(file)}
     replaced = [vectors[path] for path in parts if path in vectors]
     # The vector of a data file has all positions of delete files, too.
@@ -63,7 +68,7 @@ def write_vectors(
     older = [
         file
         for file in deletes
-        if not is_vector(file) and any(_may_name(file, p) for p in uncovered)
+        if not is_vector(file) and any(may_name(file, p) for p in uncovered)
     ]
     for some, paths in ((replaced, list(parts)), (older, uncovered)):
         found = read_deleted_positions(files, map(deletes_of, some), data_paths=paths)
@@ -80,21 +85,3 @@ def write_vectors(
     )
     places = {rows.data_path: rows for rows in deleted}
     return NewVectors(path=path, added=vector_files(written, places), removed=replaced)
-
-
-def _position_deletes(table: Table) -> list[DataFile]:
-    """Return the live vectors and position delete files of the current snapshot."""
-    snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
-    return [
-        entry.data_file
-        for manifest in ([] if snapshot is None else manifests_of(table.io, snapshot))
-        if manifest.content is ManifestContent.DELETES
-        and (manifest.has_added_files() or manifest.has_existing_files())
-        for entry in live_entries(table.io, manifest)
-        if entry.data_file.content is DataFileContent.POSITION_DELETES
-    ]
-
-
-def _may_name(file: DataFile, path: str) -> bool:
-    lower, upper = path_bounds(file)
-    return (lower is None or lower <= path) and (upper is None or path <= upper)

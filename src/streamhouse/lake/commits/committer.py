@@ -21,7 +21,7 @@ from streamhouse.core.errors import (
     FencedError,
     UnavailableError,
 )
-from streamhouse.core.model.lake.facts import LakeDebt, LakeRole
+from streamhouse.core.model.lake.facts import VERSION_3, LakeDebt, LakeRole
 from streamhouse.core.model.table import TableInfo
 from streamhouse.lake._landing import StagedChange, land_snapshot
 from streamhouse.lake.commits._staged_snapshot import (
@@ -230,7 +230,7 @@ class IcebergLakeTable:
     @property
     def has_vectors(self) -> bool:
         """Whether deleted rows are deletion vectors, not position delete files."""
-        return self._table.metadata.format_version >= 3
+        return self._table.metadata.format_version >= VERSION_3
 
     @property
     def layout(self) -> LakeLayout:

@@ -33,7 +33,7 @@ from streamhouse.lake.files.position_deletes import WrittenDeletes
 from streamhouse.lake.snapshots._coverage import round_properties, table_properties
 from streamhouse.lake.snapshots._manifests import live_entries, manifests_of
 from streamhouse.lake.snapshots.inventory import Inventory
-from streamhouse.lake.snapshots.live_files import path_bounds
+from streamhouse.lake.snapshots.live_files import may_name
 
 __all__ = ["LakeReplacement", "commit_replacement", "seal"]
 
@@ -186,11 +186,7 @@ class _Replacement:
             for entry in live_entries(table.io, manifest):
                 if (entry.sequence_number or 0) <= self.base_sequence:
                     continue
-                lower, upper = path_bounds(entry.data_file)
-                if any(
-                    (lower is None or lower <= path) and (upper is None or path <= upper)
-                    for path in replaced
-                ):
+                if any(may_name(entry.data_file, path) for path in replaced):
                     raise UnavailableError(
                         f"lake table '{self.lake_table.name}': rows of files being rewritten were"
                         f" deleted meanwhile by '{entry.data_file.file_path}'; nothing was"

@@ -66,7 +66,6 @@ from streamhouse.lake.files._bounded_io import check_paths
 __all__ = [
     "AVRO_SCHEMA_KEY",
     "ENTRY_NAME",
-    "READ_VERSION",
     "EntryFacts",
     "EntryForm",
     "ManifestRow",
@@ -83,7 +82,7 @@ __all__ = [
 
 AVRO_SCHEMA_KEY: Final = "avro.schema"
 ENTRY_NAME: Final = "manifest_entry"
-READ_VERSION: Final = 3
+_READ_VERSION: Final = 3
 _MANIFEST_FIRST_ROW_ID: Final = 15
 _FILE_FIRST_ROW_ID: Final = 16
 _SNAPSHOT_ID_KEY: Final = "snapshot-id"
@@ -144,14 +143,9 @@ def manifests_of(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
     return manifest_files
 
 
-def entries_of(
-    io: FileIO, manifest: ManifestFile, *, version: TableVersion = READ_VERSION
-) -> list[ManifestEntry]:
-    """Return the entries of a manifest, also entries of removed files.
-
-    Their fields are those of format version `version`.
-    """
-    with _EntryFile(io.new_input(manifest.manifest_path), version) as file:
+def entries_of(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
+    """Return the entries of a manifest, also entries of removed files."""
+    with _EntryFile(io.new_input(manifest.manifest_path)) as file:
         entries = list(file)
     check_manifest(
         manifest,
@@ -193,12 +187,9 @@ def _inherit_row_ids(entries: Iterable[ManifestEntry], row_id: int | None) -> No
             row_id += file.record_count
 
 
-def live_entries(
-    io: FileIO, manifest: ManifestFile, *, version: TableVersion = READ_VERSION
-) -> list[ManifestEntry]:
-    """Return the entries of a manifest whose files are live, with the fields of `version`."""
-    entries = entries_of(io, manifest, version=version)
-    return [e for e in entries if e.status != ManifestEntryStatus.DELETED]
+def live_entries(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
+    """Return the entries of a manifest whose files are live."""
+    return [e for e in entries_of(io, manifest) if e.status != ManifestEntryStatus.DELETED]
 
 
 class ManifestRow(NamedTuple):
@@ -397,12 +388,8 @@ class _KeptReaders(AvroFile[_D]):
 
 
 class _EntryFile(_KeptReaders[ManifestEntry]):
-    def __init__(self, file: InputFile, version: TableVersion) -> None:
-        super().__init__(file)
-        self._version = version
-
     def _reader_of(self, avro_schema: str) -> Reader:
-        return _entry_reader(avro_schema, self._version)
+        return _entry_reader(avro_schema)
 
 
 class _ManifestListFile(_KeptReaders[ManifestFile]):
@@ -416,10 +403,10 @@ def _header_reader() -> Reader:
 
 
 @lru_cache(_SCHEMAS_MAX)
-def _entry_reader(avro_schema: str, version: TableVersion) -> Reader:
+def _entry_reader(avro_schema: str) -> Reader:
     return resolve_reader(
         AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema)),
-        MANIFEST_ENTRY_SCHEMAS[version],
+        MANIFEST_ENTRY_SCHEMAS[_READ_VERSION],
         {-1: ManifestEntry, 2: DataFile},
         {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
     )
@@ -429,7 +416,7 @@ def _entry_reader(avro_schema: str, version: TableVersion) -> Reader:
 def _manifest_reader(avro_schema: str) -> Reader:
     return resolve_reader(
         AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema)),
-        MANIFEST_LIST_FILE_SCHEMAS[READ_VERSION],
+        MANIFEST_LIST_FILE_SCHEMAS[_READ_VERSION],
         {-1: ManifestFile, 508: PartitionFieldSummary},
         {517: ManifestContent},
     )

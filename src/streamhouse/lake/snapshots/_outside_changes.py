@@ -34,7 +34,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from streamhouse.core.errors import ForbiddenError
-from streamhouse.core.model.lake.facts import CHANGED_OUTSIDE_PROPERTY, LakeRole
+from streamhouse.core.model.lake.facts import CHANGED_OUTSIDE_PROPERTY, VERSION_3, LakeRole
 from streamhouse.core.model.schema import (
     BUCKET_COLUMN,
     OFFSET_COLUMN,
@@ -118,7 +118,7 @@ def check_outside_commit(
                 raise ForbiddenError(f"{where}: {stay}")
             if is_added and (problem := unreadable_because(file)):
                 raise ForbiddenError(f"{where}: {problem}")
-            if is_added and is_vector(file) and metadata.format_version < 3:
+            if is_added and is_vector(file) and metadata.format_version < VERSION_3:
                 raise ForbiddenError(
                     f"{where}: file '{file.file_path}' is a deletion vector, which format version"
                     f" {metadata.format_version} does not have; use position deletes"

@@ -25,7 +25,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
 
-from streamhouse.core.model.lake.facts import ORPHANS_REMOVED_PROPERTY
+from streamhouse.core.model.lake.facts import ORPHANS_REMOVED_PROPERTY, VERSION_3
 from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector
 from streamhouse.lake.files.deletes.deleted_positions import Deletes, data_paths_of
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
@@ -54,9 +54,6 @@ __all__ = [
     "LiveFile",
     "head_of",
 ]
-
-LINEAGE_VERSION: Final = 3
-"""The first format version with row lineage, and with vectors in place of new delete files."""
 
 # Files cached of a table between two inventories; beyond, manifests are read again.
 FILES_REMEMBERED_MAX: Final = 50_000
@@ -223,7 +220,7 @@ class InventoryReader:
         }
         is_fixed = _fixed_partitions(table, (file for file in deletes if not _is_foldable(file)))
         version = table.metadata.format_version
-        files = [_live_file(entry, has_lineage=version >= LINEAGE_VERSION) for entry in data]
+        files = [_live_file(entry, has_lineage=version >= VERSION_3) for entry in data]
         return Inventory(
             snapshot_id=snapshot.snapshot_id,
             sequence_number=snapshot.sequence_number or 0,
@@ -232,7 +229,7 @@ class InventoryReader:
                 _live_deletes(
                     file,
                     needed[deletes_of(file)],
-                    is_mergeable=version < LINEAGE_VERSION,
+                    is_mergeable=version < VERSION_3,
                 )
                 for file in foldable
             ),

@@ -65,6 +65,8 @@ __all__ = [
     "entry_key",
     "is_vector",
     "live_data_files",
+    "live_position_deletes",
+    "may_name",
     "newest_row_us",
     "path_bounds",
     "unreadable_because",
@@ -364,6 +366,12 @@ def path_bounds(file: DataFile) -> tuple[str | None, str | None]:
     )
 
 
+def may_name(file: DataFile, path: str) -> bool:
+    """Return False if a delete file names no row of the data file."""
+    lower, upper = path_bounds(file)
+    return (lower is None or lower <= path) and (upper is None or path <= upper)
+
+
 class SystemBounds(NamedTuple):
     """The bounds of a data file's system columns; None is unknown.
 
@@ -466,6 +474,17 @@ def live_data_files(table: Table) -> list[DataFile]:
         entry.data_file
         for manifest in _live_manifests(table)
         for entry in live_entries(table.io, manifest)
+    ]
+
+
+def live_position_deletes(table: Table) -> list[DataFile]:
+    """Return the deletion vectors and position delete files of the current snapshot."""
+    return [
+        entry.data_file
+        for manifest in _live_manifests(table)
+        if manifest.content is ManifestContent.DELETES
+        for entry in live_entries(table.io, manifest)
+        if entry.data_file.content is DataFileContent.POSITION_DELETES
     ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema as IcebergSchema
@@ -31,7 +30,7 @@ from pyiceberg.types import NestedField
 
 from streamhouse.core.errors import InvalidSchemaError
 from streamhouse.core.model.casts.column_defaults import default_value
-from streamhouse.core.model.lake.facts import SYSTEM_FIELD_ID_FIRST, LakeRole
+from streamhouse.core.model.lake.facts import SYSTEM_FIELD_ID_FIRST, VERSION_3, LakeRole
 from streamhouse.core.model.lake.partition_fields import (
     lake_partitioning,
 )
@@ -48,10 +47,15 @@ from streamhouse.lake.tables.iceberg_schema import (
     lake_schema,
 )
 
-__all__ = ["evolve_lake_table", "evolve_partitioning", "upgrade_format"]
+__all__ = ["evolve", "evolve_lake_table"]
 
-DEFAULTS_VERSION: Final = 3
-"""The first format version with default values."""
+
+def evolve(lake_table: Table, table: TableInfo, *, role: LakeRole) -> None:
+    """Give the lake table the format version, columns and partitioning of `table`."""
+    # First the format: only version 3 has a place for the defaults of columns.
+    _upgrade_format(lake_table, table)
+    evolve_lake_table(lake_table, table, role=role)
+    _evolve_partitioning(lake_table, table, role=role)
 
 
 def evolve_lake_table(
@@ -79,7 +83,7 @@ def evolve_lake_table(
     return lake_table
 
 
-def upgrade_format(lake_table: Table, table: TableInfo) -> Table:
+def _upgrade_format(lake_table: Table, table: TableInfo) -> Table:
     """Return the lake table in the format version of the table's property, or a later version.
 
     Only metadata changes: files of version 2 stay, their position deletes until rounds replace them
@@ -101,7 +105,7 @@ def upgrade_format(lake_table: Table, table: TableInfo) -> Table:
     return lake_table
 
 
-def evolve_partitioning(lake_table: Table, table: TableInfo, *, role: LakeRole) -> Table:
+def _evolve_partitioning(lake_table: Table, table: TableInfo, *, role: LakeRole) -> Table:
     """Return the lake table with the partition spec of `table` as its default spec.
 
     Existing files keep their partitions, and every engine reads files by their own spec (Iceberg
@@ -227,7 +231,7 @@ def _with_default(field: NestedField, lake_table: Table, table: TableInfo) -> Ne
     A default is given with a new field, and stays (Iceberg spec, "Default values").
     """
     metadata = lake_table.metadata
-    if metadata.format_version < DEFAULTS_VERSION:
+    if metadata.format_version < VERSION_3:
         return field
     present = {f.field_id: f for f in metadata.schema().fields}.get(field.field_id)
     default = next((default_value(c) for c in table.schema.columns if c.id == field.field_id), None)

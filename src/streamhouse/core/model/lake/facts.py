@@ -31,6 +31,8 @@ __all__ = [
     "parse_properties",
 ]
 
+VERSION_3: Final = 3
+"""The format version of Iceberg with row ids, deletion vectors and default values."""
 COMMIT_USER_PROPERTY: Final = "commit-user"
 COMMIT_USER: Final = "streamhouse-tiering"
 SERVICE_ID_PROPERTY: Final = "streamhouse.service-id"
