@@ -13,7 +13,7 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -137,23 +137,21 @@ class LakeFilesystem:
             _check_name(uri, file.metadata.metadata or {})
             yield file
 
-    def read_range(self, uri: str, start: int, size: int, *, file_bytes: int | None) -> bytes:
-        """Return a piece of a file; `CorruptDataError` as for `open_parquet`, or if it ends early.
+    def read_ranges(
+        self, uri: str, ranges: Iterable[tuple[int, int]], *, file_bytes: int | None
+    ) -> list[bytes]:
+        """Return pieces of a file, each of a (start, size).
 
-        No piece is larger than its file: a size in damaged metadata allocates nothing. The name
+        Damage is `CorruptDataError` as for `open_parquet`, as is a piece behind the file's end. No
+        piece is larger than its file: a size in damaged metadata allocates nothing. The name
         of the file is looked for in JSON at its end: `file_name_metadata` as the last of a footer.
         """
         with self._open_pieces(uri) as source, self._damage(uri):
             _check_size(uri, source, file_bytes)
-            if start < 0 or size < 0 or start + size > source.size():
-                raise CorruptDataError(
-                    f"lake file '{uri}' has {source.size()} bytes, and its table's metadata name"
-                    f" {size} bytes from byte {start} on; restore it from a copy"
-                )
             tail_bytes = min(_NAME_TAIL_BYTES, source.size())
             tail = bytes(source.read_at(tail_bytes, source.size() - tail_bytes))
             _check_name(uri, dict(_NAME_IN_JSON.findall(tail)))
-            return bytes(source.read_at(size, start))
+            return [_piece(uri, source, start, size) for start, size in ranges]
 
     def _open_pieces(self, uri: str) -> pa.NativeFile:
         """Open a file for reading in pieces, in order.
@@ -319,6 +317,15 @@ class LakeFilesystem:
 def file_name_metadata(uri: str) -> dict[str, str]:
     """Return metadata with the file's own name, by which an exchanged file shows."""
     return {_FILE_NAME_KEY: uri.rsplit("/", 1)[-1]}
+
+
+def _piece(uri: str, source: pa.NativeFile, start: int, size: int) -> bytes:
+    if start < 0 or size < 0 or start + size > source.size():
+        raise CorruptDataError(
+            f"lake file '{uri}' has {source.size()} bytes, and its table's metadata name"
+            f" {size} bytes from byte {start} on; restore it from a copy"
+        )
+    return bytes(source.read_at(size, start))
 
 
 def _check_size(uri: str, source: pa.NativeFile, file_bytes: int | None) -> None:

@@ -19,7 +19,8 @@ import contextlib
 import json
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ __all__ = [
     "DeletionVector",
     "decode_positions",
     "encode_positions",
-    "read_deletion_vector",
+    "read_deletion_vectors",
     "write_deletion_vectors",
 ]
 
@@ -115,15 +116,25 @@ def write_deletion_vectors(
     ]
 
 
-def read_deletion_vector(files: LakeFilesystem, vector: DeletionVector) -> Positions:
-    """Return the deleted positions of a vector, ascending; only its bytes are read.
+def read_deletion_vectors(
+    files: LakeFilesystem, vectors: Iterable[DeletionVector]
+) -> Iterator[tuple[DeletionVector, Positions]]:
+    """Yield the vectors with their deleted positions, ascending; only their bytes are read.
 
     Damage is `CorruptDataError`, as is a file of another size than the table's metadata say, or
-    one with the name of another file inside.
+    one with the name of another file inside. A file with several vectors is opened once.
     """
-    blob = files.read_range(
-        vector.path, vector.offset, vector.size_bytes, file_bytes=vector.file_bytes
-    )
+    by_file: dict[tuple[str, int], list[DeletionVector]] = defaultdict(list)
+    for vector in vectors:
+        by_file[vector.path, vector.file_bytes].append(vector)
+    for (path, file_bytes), members in by_file.items():
+        ranges = [(vector.offset, vector.size_bytes) for vector in members]
+        blobs = files.read_ranges(path, ranges, file_bytes=file_bytes)
+        for vector, blob in zip(members, blobs, strict=True):
+            yield vector, _checked_positions(vector, blob)
+
+
+def _checked_positions(vector: DeletionVector, blob: bytes) -> Positions:
     where = f"lake file '{vector.path}' at byte {vector.offset}"
     positions = decode_positions(blob, where)
     if len(positions) != vector.position_count:

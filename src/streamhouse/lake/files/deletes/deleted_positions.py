@@ -18,7 +18,10 @@ import pyarrow.compute as pc
 
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.core.model.values.sorted_values import distinct
-from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector, read_deletion_vector
+from streamhouse.lake.files.deletes._deletion_vectors import (
+    DeletionVector,
+    read_deletion_vectors,
+)
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 
 if TYPE_CHECKING:
@@ -52,10 +55,9 @@ def read_deleted_positions(
     """
     deletes, wanted = list(deletes), set(data_paths)
     parts_by_path: dict[str, list[npt.NDArray[np.int64]]] = {}
-    for vector in deletes:
-        if isinstance(vector, DeletionVector) and vector.data_path in wanted:
-            positions = read_deletion_vector(filesystem, vector)
-            parts_by_path.setdefault(vector.data_path, []).append(positions)
+    vectors = (d for d in deletes if isinstance(d, DeletionVector) and d.data_path in wanted)
+    for vector, positions in read_deletion_vectors(filesystem, vectors):
+        parts_by_path.setdefault(vector.data_path, []).append(positions)
     # Arrays made of Python's values import pandas, which an executor has no other use for.
     if files := [file for file in deletes if isinstance(file, DeleteFile)]:
         for path, some in _positions_in(filesystem, files, sorted(wanted)):
