@@ -199,10 +199,7 @@ def _load(client: StreamhouseClient) -> dict[str, list[str]]:
 
 
 def _compare(spark: SparkSession, endpoint: str, number: int) -> None:
-    plain = queries()[number]
-    ours = plain
-    for name in TABLES:
-        ours = ours.replace(f"    {name}", f"    tpch.{name}")
+    plain, ours = queries()[number], queries("tpch")[number]
 
     def by_streamhouse() -> DataFrame:
         return streamhouse.sql(spark, ours, endpoint=endpoint)

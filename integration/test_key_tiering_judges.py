@@ -21,6 +21,7 @@ from pyiceberg.table import StaticTable
 from integration.judges.duckdb_read import connect
 from integration.judges.engines import read_many_with_spark35
 from integration.judges.every_type import SCHEMA, plain, row
+from integration.judges.format_versions import EVERY, FormatVersion
 from streamhouse.client import StorageClient
 from tests.support.live_tables import live_catalog
 from tests.support.service_process import ServiceProcess
@@ -28,7 +29,6 @@ from tests.support.tier_once import tier_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-VERSION = "table.datalake.format-version"
 KEYED = pa.schema([*SCHEMA, pa.field("kind", pa.string(), nullable=False)])
 ALL = f"SELECT {', '.join(KEYED.names)} FROM lake_table ORDER BY id, kind"
 COUNT = 40
@@ -76,7 +76,7 @@ class History:
     client: StorageClient
     catalog: SqlCatalog
     case: Case
-    upgrades: bool = False
+    version: FormatVersion
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     states: list[State] = field(default_factory=list)
     live_states: list[State] = field(default_factory=list)
@@ -110,8 +110,8 @@ class History:
         self.upsert(range(0, COUNT, 3), 2)
         self.delete(range(0, COUNT, 7))
         self.tier()
-        if self.upgrades:
-            self.client.alter_properties(self.case.name, updates={VERSION: "3"})
+        if upgrade := self.version.upgrade:
+            self.client.alter_properties(self.case.name, updates=upgrade)
         # Reinserts, and a row that comes and goes within the round.
         self.upsert([0, 7, COUNT], 3)
         self.upsert([COUNT + 1], 3)
@@ -127,7 +127,7 @@ class History:
         self.tier()
 
 
-@pytest.fixture(scope="module", params=["2", "3", "2 to 3"])
+@pytest.fixture(scope="module", params=EVERY, ids=str)
 def histories(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[dict[str, History]]:
@@ -151,10 +151,10 @@ def histories(
                 properties={
                     "table.changelog.image": case.image,
                     "table.datalake.auto-maintenance": "false",
-                    VERSION: request.param[0],
+                    **request.param.properties,
                 },
             )
-            found[case.name] = History(client, catalog, case, " " in request.param)
+            found[case.name] = History(client, catalog, case, request.param)
             found[case.name].live()
         yield found
         catalog.close()

@@ -1,4 +1,7 @@
-"""A batch layout that came later, copied from the lake, judged by DuckDB and Iceberg Java."""
+"""A batch layout that came later, copied from the lake, judged by DuckDB and Iceberg Java.
+
+In Iceberg's format version 2 and 3, and in a table that goes from 2 to 3 between two layouts.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from integration.judges.engines import read_many_with_spark35, read_with_duckdb
+from integration.judges.format_versions import EVERY, FormatVersion
 from tests.support.key_table_world import KeyTableWorld
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -24,10 +28,18 @@ LAYOUTS = (
 )
 
 
+@pytest.fixture(params=EVERY, ids=str)
+def version(request: pytest.FixtureRequest) -> FormatVersion:
+    found: FormatVersion = request.param
+    return found
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyTableWorld]:
+def world(tmp_path: Path, version: FormatVersion) -> Iterator[KeyTableWorld]:
     with KeyTableWorld(tmp_path) as opened:
-        opened.create_key_table(bucket_count=2, partitioned_by=["region"])
+        opened.create_key_table(
+            bucket_count=2, partitioned_by=["region"], properties=version.properties
+        )
         yield opened
 
 
@@ -53,14 +65,17 @@ def _expected(world: KeyTableWorld) -> list[dict[str, Any]]:
 
 
 @pytest.mark.judge
-def test_all_engines_read_every_row_of_a_copied_layout(world: KeyTableWorld) -> None:
+def test_all_engines_read_every_row_of_a_copied_layout(
+    world: KeyTableWorld, version: FormatVersion
+) -> None:
     requests, expected = [], []
     for number in range(4):
         _live(world, number)
     for number, layout in enumerate(LAYOUTS):
         for bucket, end in world.tiering.service.table_state(world.PATH).reached_offsets().items():
             world.tiering.service.expire_log(world.PATH, bucket, end)
-        world.tiering.service.change_layout(world.PATH, layout)
+        upgrade = version.upgrade if number else {}
+        world.tiering.service.change_layout(world.PATH, {**layout, **upgrade})
         # As it was copied, and once rows of the copy are retracted.
         for life in (None, 4 + number):
             if life is None:
@@ -79,4 +94,5 @@ def test_all_engines_read_every_row_of_a_copied_layout(world: KeyTableWorld) -> 
                 requests.append((location, query))
                 expected.append(found)
 
+    assert world.tiering.lake_table(f"{world.PATH}$batch").format_version == version.at_the_end
     assert read_many_with_spark35(requests) == expected

@@ -1,8 +1,9 @@
 """Live tables of a service that is killed, judged by every engine.
 
 Each life is a table that is written, tiered, compacted, evolved, dropped and made again, in an
-order that its seed draws, by a service that dies by kill -9 meanwhile. After each step the live
-table is loaded from the REST catalog; stock pyiceberg, DuckDB and our own read must find the
+order that its seed draws, by a service that dies by kill -9 meanwhile. A third of the lives are in
+Iceberg's format version 2, a third in 3, and a third go from 2 to 3 at a step. After each step the
+live table is loaded from the REST catalog; stock pyiceberg, DuckDB and our own read must find the
 model's rows at once, and Iceberg Java in every cut that was loaded, as long as its files are there.
 """
 
@@ -24,6 +25,7 @@ from integration.judges.duckdb_read import connect
 from integration.judges.engines import read_many_with_spark35
 from integration.judges.every_lake import LeftTable, in_one_form, pyiceberg_rows
 from integration.judges.every_type import SCHEMA, row
+from integration.judges.format_versions import EVERY
 from streamhouse.api.client import StreamhouseClient
 from tests.support.command_line import streamhouse
 from tests.support.examples import examples
@@ -112,6 +114,7 @@ class Life:
         self.name = f"life_{seed}"
         self.path = f"default.{self.name}"
         self.is_keyed = seed % 3 != 0
+        self.version = EVERY[seed // 3 % 3]
         self.cuts: list[tuple[Cut, int]] = []
         self.create()
 
@@ -125,7 +128,7 @@ class Life:
             primary_key=["id"] if self.is_keyed else [],
             bucket_count=2,
             partitioned_by=self.random.choice(PARTITIONS),
-            properties=PROPERTIES,
+            properties={**PROPERTIES, **self.version.properties},
         )
 
     def live(self) -> None:
@@ -139,6 +142,8 @@ class Life:
             step()
             if number == STEPS // 2 and self.random.random() < 0.3:
                 self.recreate()
+            if number == STEPS // 2 and self.version.upgrade:
+                self.client.alter_properties(self.path, updates=self.version.upgrade)
             self.judge()
 
     def write(self) -> None:

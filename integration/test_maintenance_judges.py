@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from integration.judges.engines import read_many_with_spark35, read_with_duckdb
+from integration.judges.format_versions import BOTH
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.maintain._maintenance import Claim, Maintainer
 from streamhouse.tiering.maintain._maintenance_policy import MaintenancePolicy
@@ -27,7 +28,7 @@ QUERY = "SELECT id, region, amount, __bucket, __offset FROM lake_table ORDER BY 
 FILTERED = "SELECT id, amount FROM lake_table WHERE region = 'r1' AND id > 20 ORDER BY id"
 
 
-@pytest.fixture(params=["2", "3"])
+@pytest.fixture(params=BOTH, ids=str)
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[KeyTableWorld]:
     with KeyTableWorld(tmp_path) as opened:
         opened.create_key_table(
@@ -36,7 +37,7 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[KeyTableWo
             properties={
                 "table.datalake.snapshot.max-age": "1ms",
                 "table.datalake.snapshot.min-count": "1",
-                "table.datalake.format-version": request.param,
+                **request.param.properties,
             },
         )
         _live(opened)

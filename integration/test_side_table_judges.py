@@ -2,7 +2,8 @@
 
 Tables with and without a primary key, of every type, live through rounds, maintenance and rounds
 again. After each step stock pyiceberg and DuckDB, and of some Iceberg Java, must find in the batch
-layout the rows of a dict, and in the full history every change to it; so must a union read.
+layout the rows of a dict, and in the full history every change to it; so must a union read. In
+Iceberg's format version 2 and 3, and in tables that go from 2 to 3 after two rounds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pyiceberg.table import StaticTable
 from integration.judges.duckdb_read import connect
 from integration.judges.engines import read_many_with_spark35
 from integration.judges.every_type import SCHEMA, plain, row
+from integration.judges.format_versions import EVERY, FormatVersion
 from streamhouse.api.client import StreamhouseClient
 from streamhouse.client import StorageClient
 from streamhouse.core.model.lake.facts import LakeRole
@@ -87,6 +89,7 @@ class History:
     client: StreamhouseClient
     catalog: SqlCatalog
     case: Case
+    version: FormatVersion
     rows: dict[int, Row] = field(default_factory=dict)
     changes: list[Row] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
@@ -186,6 +189,8 @@ class History:
         self.write(range(0, COUNT, 3), 2)
         self.delete(range(0, COUNT, 7))
         self.tier()
+        if upgrade := self.version.upgrade:
+            self.client.alter_properties(self.case.name, updates=upgrade)
         # Reinserts, and a row that comes and goes within the round.
         self.write([0, 7, COUNT, COUNT + 1], 3)
         self.delete([COUNT + 1, 14])
@@ -201,8 +206,10 @@ class History:
         self.maintain()
 
 
-@pytest.fixture(scope="module")
-def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[History]]:
+@pytest.fixture(scope="module", params=EVERY, ids=str)
+def histories(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[list[History]]:
     with (
         ServiceProcess(tmp_path_factory.mktemp("service")) as service,
         StreamhouseClient(service.endpoint) as client,
@@ -218,9 +225,9 @@ def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[History
                 primary_key=["id"] if case.has_key else [],
                 bucket_count=2,
                 partitioned_by=case.partitioned_by,
-                properties=case.properties,
+                properties={**case.properties, **request.param.properties},
             )
-            found.append(History(client, catalog, case))
+            found.append(History(client, catalog, case, request.param))
             found[-1].live()
         yield found
         catalog.close()
@@ -236,11 +243,14 @@ def _states(histories: list[History]) -> list[tuple[History, State, LakeRole, st
 
 
 def test_the_lives_have_what_is_hard(histories: list[History]) -> None:
-    """Position deletes in each batch layout, and files that maintenance made fewer."""
+    """Deleted rows in each batch layout, files that maintenance made fewer, the format version."""
     for history in histories:
         files = [_file_counts(state) for state in history.states]
         assert any(deletes for _, deletes in files) == history.case.has_key, history.case
         assert files[-1][0] < files[-2][0], history.case
+        for location in history.states[-1].locations.values():
+            table = StaticTable.from_metadata(location)
+            assert table.format_version == history.version.at_the_end, history.case
 
 
 def _file_counts(state: State) -> tuple[int, int]:

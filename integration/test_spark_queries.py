@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +22,7 @@ from integration.spark_world import SentRows, SparkWorld, world
 from streamhouse.connector._spark_versions import ASKS_FOR_FILTERS
 from tests.support.examples import examples
 from tests.support.held_step import around
-from tests.support.tpch import TABLES, queries, tpch_tables
+from tests.support.tpch import queries, tpch_tables
 
 __all__ = ["world"]
 
@@ -374,17 +373,13 @@ def test_tpch_has_the_same_answers(world: SparkWorld, capsys: pytest.CaptureFixt
         world.tier(f"tpch.{name}")
         world.client.append(f"tpch.{name}", table.slice(half))
         world.load(f"tpch.{name}").cache().createOrReplaceTempView(name)
-    names = "|".join(TABLES)
     answered = 0
+    ours = queries("tpch")
     for number, query in queries().items():
         wanted = _answer(world.spark.sql(query))
-        found = _sql(world, _with_database(query, names))
+        found = _sql(world, ours[number])
 
         assert _answer(found) == wanted, f"query {number}"
         assert "all columns" not in _explained(found, capsys), f"query {number}"
         answered += bool(wanted[2])
     assert answered >= 15
-
-
-def _with_database(query: str, names: str) -> str:
-    return re.sub(rf"(?<=[\s,])({names})(?=[\s,]|$)", r"tpch.\1", query)

@@ -1,8 +1,8 @@
 """Lake tables judged by other engines: stock pyiceberg, DuckDB, Iceberg Java.
 
 Every type, nulls, every partition transform, several rounds, several buckets, both of Iceberg's
-format versions; read whole, and
-filtered by the partition's source column, which goes wrong when a partition value or a bound does.
+format versions; read whole, and filtered by the partition's source column, which goes wrong when a
+partition value or a bound does.
 Each table is also read live, when its last rows were not in the lake yet.
 """
 
@@ -21,6 +21,7 @@ from pyiceberg.table import StaticTable
 from integration.judges.duckdb_read import connect
 from integration.judges.engines import read_many_with_spark35, read_with_duckdb
 from integration.judges.every_type import SCHEMA, plain, row
+from integration.judges.format_versions import BOTH, FormatVersion
 from streamhouse.client import StorageClient
 from tests.support.live_tables import live_catalog
 from tests.support.service_process import ServiceProcess
@@ -61,9 +62,9 @@ ROWS = [row(i) for i in range(ROW_COUNT)]
 class Lake:
     """A service whose tables are tiered, and its catalog as anybody may open it."""
 
-    def __init__(self, client: StorageClient, catalog: SqlCatalog, version: str) -> None:
+    def __init__(self, client: StorageClient, catalog: SqlCatalog, version: FormatVersion) -> None:
         self._client = client
-        self._properties = {"table.datalake.format-version": version}
+        self._properties = version.properties
         self._catalog = catalog
         self._live = live_catalog(client.endpoint)
         self._live_locations: dict[tuple[str, ...], str] = {}
@@ -101,7 +102,7 @@ class Lake:
         return committed, self._live_locations[partitioned_by]
 
 
-@pytest.fixture(scope="module", params=["2", "3"])
+@pytest.fixture(scope="module", params=BOTH, ids=str)
 def lake(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Lake]:

@@ -40,10 +40,13 @@ _FIRST_DAY: Final = (datetime.date(1992, 1, 1) - datetime.date(1970, 1, 1)).days
 _DAYS: Final = 2_406
 
 
-def queries() -> dict[int, str]:
-    """Return the queries by number, with plain names of tables."""
+def queries(database: str = "") -> dict[int, str]:
+    """Return the queries by number, with the tables of `database`, else with plain names."""
     text = (Path(__file__).parent / "tpch.sql").read_text()
     parts = re.split(r"^-- (\d+)$", text, flags=re.MULTILINE)
+    if database:
+        names = rf"(?<=[\s,])({'|'.join(TABLES)})(?=[\s,]|$)"
+        parts[2::2] = [re.sub(names, rf"{database}.\1", query) for query in parts[2::2]]
     return {int(n): query.strip() for n, query in zip(parts[1::2], parts[2::2], strict=True)}
 
 
