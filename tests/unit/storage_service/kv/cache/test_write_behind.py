@@ -101,3 +101,23 @@ def test_everything_is_handed_over_in_order_whatever_the_sizes() -> None:
     assert run.marker == Marker(600, 0)
     assert len(run.keys) == len(model)
     assert dict(zip(run.keys.to_pylist(), run.values.to_pylist(), strict=True)) == model
+
+
+def test_keys_that_differ_only_at_their_ends_are_handed_over_in_order() -> None:
+    random = Random(4)
+    backlog = WriteBacklog()
+    latest: dict[bytes, bytes] = {}
+    for end in (1, 2):
+        numbers = random.sample(range(1_000), 600)
+        keys = [
+            b"\x01%s\x00\x00" % random.choice((b"eu-west", b"us-east")) + _key(n) for n in numbers
+        ]
+        values = [b"%d" % end] * len(keys)
+        backlog.add(Piece(pa.array(keys), pa.array(values), Marker(end, 0)))
+        latest |= dict.fromkeys(keys, b"%d" % end)
+
+    run = backlog.as_run()
+
+    assert list(zip(run.keys.to_pylist(), run.values.to_pylist(), strict=True)) == sorted(
+        latest.items()
+    )
