@@ -30,11 +30,13 @@ from pyiceberg.typedef import Record
 __all__ = [
     "commit_compaction",
     "commit_delete_files",
+    "commit_repeated_removals",
     "deletion_vector",
     "equality_delete_file",
     "position_delete_file",
 ]
 
+_EXISTING = ManifestEntryStatus.EXISTING
 _FIELD_ID = "PARQUET:field_id"
 _PATH_ID, _POSITION_ID = 2147483546, 2147483545
 # Iceberg Java finds these columns by their field ids only.
@@ -236,6 +238,44 @@ class _CarryOn(_SnapshotProducer["_CarryOn"]):
         return []
 
 
+class _RepeatRemovals(_SnapshotProducer["_RepeatRemovals"]):
+    """A snapshot that writes manifests with entries of removed files again, in its own name."""
+
+    def __init__(self, transaction: Any, added: Sequence[DataFile]) -> None:
+        super().__init__(
+            operation=Operation.OVERWRITE, transaction=transaction, io=transaction._table.io
+        )
+        for file in added:
+            self.append_data_file(file)
+
+    def _existing_manifests(self) -> list[ManifestFile]:
+        parent = self._transaction.table_metadata.current_snapshot()
+        assert parent is not None
+        return [
+            self._again(manifest) if manifest.deleted_files_count else manifest
+            for manifest in parent.manifests(self._io)
+        ]
+
+    def _again(self, manifest: ManifestFile) -> ManifestFile:
+        metadata = self._transaction.table_metadata
+        with ManifestWriterV2(
+            metadata.specs()[manifest.partition_spec_id],
+            metadata.schema(),
+            self.new_manifest_output(),
+            self._snapshot_id,
+            self._compression,
+        ) as writer:
+            for entry in manifest.fetch_manifest_entry(self._io, discard_deleted=False):
+                is_removed = entry.status is ManifestEntryStatus.DELETED
+                entry.status = ManifestEntryStatus.DELETED if is_removed else _EXISTING
+                entry.snapshot_id = self._snapshot_id
+                writer.add_entry(entry)
+        return writer.to_manifest_file()
+
+    def _deleted_entries(self) -> list[ManifestEntry]:
+        return []
+
+
 class _LeaveOut(_SnapshotProducer["_LeaveOut"]):
     """A snapshot of no manifests, which says of no file that it goes."""
 
@@ -276,6 +316,12 @@ def commit_compaction(table: Table, new: Sequence[DataFile] | None = None) -> No
         for file in new:
             snapshot.append_data_file(file)
     table.catalog.commit_table(table, change._requirements, change._updates)
+
+
+def commit_repeated_removals(table: Table, added: Sequence[DataFile] = ()) -> None:
+    """Commit one snapshot that names removed files as removed again, as DuckDB 1.5 does."""
+    with table.transaction() as change, _RepeatRemovals(change, added):
+        pass
 
 
 def commit_carried_files(

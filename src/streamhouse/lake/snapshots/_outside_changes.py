@@ -289,11 +289,13 @@ def _changed_files(
 ) -> Iterator[tuple[ManifestEntryStatus, DataFile]]:
     """Yield the files added or removed by a snapshot; older files may be carried on, once.
 
-    A file is removed with its manifest, even without an entry for the removal.
+    A file is removed with its manifest, even without an entry for the removal. An entry may repeat
+    an earlier removal: DuckDB 1.5 copies entries of removed files into the manifests that it
+    rewrites, in its own snapshot's name. Such an entry removes nothing.
     """
     older_manifests = _manifests_before(metadata, snapshot, io)
     manifests = {manifest.manifest_path: manifest for manifest in manifests_of(io, snapshot)}
-    left_out = _files_left_out(older_manifests, manifests, io)
+    left_out, removed_before = _files_left_out(older_manifests, manifests, io)
     for path, manifest in manifests.items():
         if path in older_manifests:
             continue
@@ -308,6 +310,8 @@ def _changed_files(
                 continue
             if entry.status is not ManifestEntryStatus.ADDED:
                 if not left_out[entry_key(file)]:
+                    if not is_kept and entry_key(file) in removed_before:
+                        continue
                     raise ForbiddenError(
                         f"{where}: file '{file.file_path}' is"
                         f" {'carried on' if is_kept else 'removed'} from before the commit, but was"
@@ -331,14 +335,17 @@ def _manifests_before(
 
 def _files_left_out(
     before: Mapping[str, ManifestFile], after: Container[str], io: FileIO
-) -> defaultdict[EntryKey, list[DataFile]]:
-    """Return the live files of the manifests that a snapshot has no more."""
-    files = defaultdict(list)
+) -> tuple[defaultdict[EntryKey, list[DataFile]], set[EntryKey]]:
+    """Return the live files of the manifests that a snapshot has no more, and the removed files."""
+    files, removed = defaultdict(list), set()
     for path, manifest in before.items():
         if path not in after:
-            for entry in live_entries(io, manifest):
-                files[entry_key(entry.data_file)].append(entry.data_file)
-    return files
+            for entry in entries_of(io, manifest):
+                if entry.status is ManifestEntryStatus.DELETED:
+                    removed.add(entry_key(entry.data_file))
+                else:
+                    files[entry_key(entry.data_file)].append(entry.data_file)
+    return files, removed
 
 
 def _check_rows(

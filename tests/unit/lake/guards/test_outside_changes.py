@@ -22,6 +22,7 @@ from tests.support.foreign_deletes import (
     commit_carried_files,
     commit_compaction,
     commit_delete_files,
+    commit_repeated_removals,
     commit_without_manifests,
     equality_delete_file,
     position_delete_file,
@@ -179,6 +180,29 @@ def test_a_file_that_goes_is_not_there_still(rest: RestWorld, name: str) -> None
 
     with pytest.raises(ForbiddenError):
         commit_carried_files(table, [_file_of(table)], ManifestEntryStatus.DELETED)
+
+
+@pytest.mark.parametrize("name", ["db.t", "db.log"])
+def test_a_removal_may_be_repeated(rest: RestWorld, name: str) -> None:
+    """DuckDB 1.5 does so, whenever it deletes rows of a file again in format version 3."""
+    table = rest.client().load_table(name)
+    commit_compaction(table)
+
+    commit_repeated_removals(table.refresh())
+    commit_repeated_removals(table.refresh())
+
+    assert len(rest.world.addresses(name)) == 10
+
+
+def test_a_repeated_removal_makes_no_room_for_rows(rest: RestWorld) -> None:
+    table = rest.client().load_table("db.log")
+    removed = _file_of(table)
+    commit_compaction(table)
+
+    with pytest.raises(ForbiddenError, match="adds 10 more rows than it removes"):
+        commit_repeated_removals(table.refresh(), [removed])
+
+    assert len(rest.world.addresses("db.log")) == 10
 
 
 @pytest.mark.parametrize("name", ["db.t", "db.t$changelog", "db.t$batch", "db.l", "db.l$batch"])
