@@ -81,8 +81,8 @@ class KvOptions:
 
     cache_bytes: int = 256 << 20
     segment_bytes: int | None = None
-    backlog_rows: int = 200_000
-    backlog_bytes: int = 32 << 20
+    backlog_rows: int = 500_000
+    backlog_bytes: int = 64 << 20
     store: StoreOptions = field(default_factory=StoreOptions)
     memory: MemoryBudget | None = None
 
