@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.errors import CorruptDataError, SchemaMismatchError
 from streamhouse.core.model.schema import (
     CHANGE_TYPE_COLUMN,
     RETRACTS_COLUMN,
@@ -48,6 +48,7 @@ __all__ = [
     "changelog_schema",
     "fold_tail",
     "operations_of",
+    "replaced_before",
 ]
 
 # Codes cross the wire and lie on disk: never renumbered.
@@ -180,3 +181,27 @@ def fold_tail(
         positions[positions == len(offsets)] = 0
         survives[positions[offsets[positions] == inside]] = False
     return FoldedTail(below, survives)
+
+
+def replaced_before(retracts: npt.NDArray[np.int64], *, boundary: int) -> npt.NDArray[np.int64]:
+    """Return for each change the version before `boundary` that its row had; -1 for a new row.
+
+    `retracts` is as in `fold_tail`, of every change from `boundary` on. A row that changed several
+    times since is followed back through all its versions.
+
+    Raises `CorruptDataError` for a change that retracts itself or a later one.
+    """
+    positions = np.arange(len(retracts), dtype=np.int64)
+    older = retracts - boundary
+    is_inside = older >= 0
+    if np.any(older >= positions):
+        position = int(np.argmax(older >= positions))
+        raise CorruptDataError(
+            f"the change at offset {boundary + position} retracts offset {retracts[position]},"
+            " which is not before it; restore the log from a copy"
+        )
+    oldest = np.where(is_inside, older, positions)
+    # Each step doubles the number of versions stepped over.
+    while not np.array_equal(further := oldest[oldest], oldest):
+        oldest = further
+    return retracts[oldest]

@@ -28,12 +28,14 @@ from streamhouse.lake.files.lake_filesystem import (
     file_name_metadata,
 )
 from streamhouse.lake.files.partition_layout import PartitionValues
+from streamhouse.lake.files.row_lineage import LINEAGE_COLUMNS, row_ids
 
 __all__ = [
     "PATH_FIELD_ID",
     "POSITION_FIELD_ID",
     "DeletedRows",
     "LakeFile",
+    "LocatedRows",
     "Positions",
     "WrittenDeletes",
     "delete_written",
@@ -75,7 +77,7 @@ class LakeFile:
     """A live data file as plain data, for finding rows: address and bounds.
 
     `path` is byte for byte the path in the metadata. `is_shared`: it may have rows of other
-    buckets.
+    buckets. `first_row_id` is the id of its first row; None before the table has row ids.
     """
 
     path: str
@@ -85,6 +87,19 @@ class LakeFile:
     first_offset: int
     last_offset: int
     is_shared: bool = False
+    first_row_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedRows:
+    """Rows of a data file by position, ascending, and the offset and the id of each.
+
+    `row_ids` is None unless asked for; a row without an id has null.
+    """
+
+    positions: Positions
+    offsets: npt.NDArray[np.int64]
+    row_ids: pa.Array | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,30 +184,40 @@ def locate_offsets(
     offsets: npt.NDArray[np.int64],
     *,
     bucket: int,
-) -> dict[LakeFile, Positions]:
-    """Return the positions of the bucket's rows with these offsets, ascending, by data file.
+    has_row_ids: bool = False,
+) -> dict[LakeFile, LocatedRows]:
+    """Return the bucket's rows with these offsets, by data file.
 
     `offsets` is ascending and without repetition. Offsets in no file are left out: another engine
-    deleted the row and rewrote the file.
+    deleted the row and rewrote the file. With `has_row_ids` the rows come with their ids.
     """
-    positions_by_file = {}
+    rows_by_file = {}
     for file in candidates:
         first, end = np.searchsorted(offsets, [file.first_offset, file.last_offset + 1])
         if first == end:
             continue
-        positions = _positions(files, file, offsets[first:end], bucket=bucket)
-        if len(positions):
-            positions_by_file[file] = positions
-    return positions_by_file
+        rows = _located(files, file, offsets[first:end], bucket=bucket, has_row_ids=has_row_ids)
+        if len(rows.positions):
+            rows_by_file[file] = rows
+    return rows_by_file
 
 
-def _positions(
-    files: LakeFilesystem, file: LakeFile, offsets: npt.NDArray[np.int64], *, bucket: int
-) -> Positions:
-    columns = [OFFSET_COLUMN, BUCKET_COLUMN] if file.is_shared else [OFFSET_COLUMN]
-    position_parts = []
+def _located(
+    files: LakeFilesystem,
+    file: LakeFile,
+    offsets: npt.NDArray[np.int64],
+    *,
+    bucket: int,
+    has_row_ids: bool,
+) -> LocatedRows:
+    parts = list[LocatedRows]()
     row_start = 0
     with _parquet(files, file) as parquet:
+        columns = [OFFSET_COLUMN]
+        if file.is_shared:
+            columns.append(BUCKET_COLUMN)
+        if has_row_ids:
+            columns += [name for name in LINEAGE_COLUMNS if name in parquet.schema_arrow.names]
         for number in range(parquet.metadata.num_row_groups):
             group = parquet.metadata.row_group(number)
             first, last = integer_range(group, OFFSET_COLUMN) or (0, np.iinfo(np.int64).max - 1)
@@ -202,19 +227,29 @@ def _positions(
                 is_ours = None
                 if file.is_shared:
                     is_ours = rows.column(BUCKET_COLUMN).to_numpy() == bucket
-                position_parts.append(
-                    row_start + _find(rows.column(OFFSET_COLUMN), group_offsets, is_ours)
-                )
+                positions = _find(rows.column(OFFSET_COLUMN), group_offsets, is_ours)
+                ids = None
+                if has_row_ids:
+                    ids = row_ids(rows, file.first_row_id, first_row=row_start).take(positions)
+                found = rows.column(OFFSET_COLUMN).to_numpy()[positions]
+                parts.append(LocatedRows(row_start + positions, found, ids))
             row_start += group.num_rows
-    return (
-        np.sort(np.concatenate(position_parts)) if position_parts else np.empty(0, dtype=np.int64)
+    return LocatedRows(
+        np.concatenate([np.empty(0, dtype=np.int64), *(part.positions for part in parts)]),
+        np.concatenate([np.empty(0, dtype=np.int64), *(part.offsets for part in parts)]),
+        pa.chunked_array([part.row_ids for part in parts], pa.int64()).combine_chunks()
+        if has_row_ids
+        else None,
     )
 
 
 def _find(
     column: pa.ChunkedArray, wanted: npt.NDArray[np.int64], is_ours: npt.NDArray[np.bool_] | None
 ) -> Positions:
-    """Return where in `column` the `wanted` values are; other engines' files are not sorted."""
+    """Return where in `column` the `wanted` values are, ascending.
+
+    Other engines' files are not sorted.
+    """
     values = column.to_numpy()
     rows = np.arange(len(values)) if is_ours is None else np.flatnonzero(is_ours)
     values = values[rows]
@@ -224,7 +259,7 @@ def _find(
     if not len(values):
         return rows
     positions = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
-    row_positions: Positions = rows[positions[values[positions] == wanted]]
+    row_positions: Positions = np.sort(rows[positions[values[positions] == wanted]])
     return row_positions
 
 

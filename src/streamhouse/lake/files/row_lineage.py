@@ -17,7 +17,14 @@ import pyarrow.compute as pc
 from streamhouse.lake.files._field_ids import FIELD_ID_KEY
 from streamhouse.lake.files.projection import FileColumns
 
-__all__ = ["LINEAGE_COLUMNS", "FileLineage", "lineage_columns", "with_lineage_fields"]
+__all__ = [
+    "LINEAGE_COLUMNS",
+    "FileLineage",
+    "lineage_columns",
+    "row_ids",
+    "with_lineage_fields",
+    "with_row_ids",
+]
 
 _ROW_ID: Final = pa.field("_row_id", pa.int64(), metadata={FIELD_ID_KEY: b"2147483540"})
 _UPDATED: Final = pa.field(
@@ -40,22 +47,44 @@ def with_lineage_fields(schema: pa.Schema) -> pa.Schema:
     return schema.append(_ROW_ID).append(_UPDATED)
 
 
+def with_row_ids(rows: pa.Table, ids: pa.Array) -> pa.Table:
+    """Return rows of a new file with both columns: a row without an id is a new row.
+
+    The rows change in the commit of the file, whose sequence number they inherit.
+    """
+    changed_now = pa.nulls(rows.num_rows, pa.int64())
+    return rows.append_column(_ROW_ID, ids).append_column(_UPDATED, changed_now)
+
+
+def row_ids(rows: pa.Table, first_row_id: int | None, *, first_row: int) -> pa.Array:
+    """Return the ids of `rows` of a file; null in a file that has no ids yet.
+
+    The rows have the columns of the file's names. `first_row` is the position of the first of the
+    rows in the file.
+    """
+    count = rows.num_rows
+    inherited = (
+        pa.nulls(count, pa.int64())
+        if first_row_id is None
+        else pa.array(np.arange(first_row_id + first_row, first_row_id + first_row + count))
+    )
+    return _stored_or_inherited(rows, _ROW_ID, inherited)
+
+
 def lineage_columns(rows: pa.Table, lineage: FileLineage, *, first_row: int) -> list[pa.Array]:
     """Return both columns for `rows` of a file, all columns as the file has them.
 
     `first_row` is the position of the first of the rows in the file.
     """
-    count, first_id = rows.num_rows, lineage.first_row_id
-    inherited_ids = (
-        pa.nulls(count, pa.int64())
-        if first_id is None
-        else pa.array(np.arange(first_id + first_row, first_id + first_row + count))
-    )
-    inherited_sequence = pa.repeat(pa.scalar(lineage.sequence_number, pa.int64()), count)
-    in_file = FileColumns(rows.schema)
-    columns = []
-    for field, inherited in ((_ROW_ID, inherited_ids), (_UPDATED, inherited_sequence)):
-        position = in_file.position(int(field.metadata[FIELD_ID_KEY]), field.name)
-        stored = None if position is None else rows.column(position).combine_chunks()
-        columns.append(inherited if stored is None else pc.coalesce(stored, inherited))
-    return columns
+    inherited = pa.repeat(pa.scalar(lineage.sequence_number, pa.int64()), rows.num_rows)
+    return [
+        row_ids(rows, lineage.first_row_id, first_row=first_row),
+        _stored_or_inherited(rows, _UPDATED, inherited),
+    ]
+
+
+def _stored_or_inherited(rows: pa.Table, field: pa.Field, inherited: pa.Array) -> pa.Array:
+    position = FileColumns(rows.schema).position(int(field.metadata[FIELD_ID_KEY]), field.name)
+    if position is None:
+        return inherited
+    return pc.coalesce(rows.column(position).combine_chunks(), inherited)

@@ -78,6 +78,7 @@ __all__ = [
     "manifests_of",
     "row_id_of",
     "with_first_row_id",
+    "with_row_ids",
 ]
 
 AVRO_SCHEMA_KEY: Final = "avro.schema"
@@ -94,7 +95,8 @@ _STATUS: Final = 0
 _ENTRY_SNAPSHOT_ID: Final = 1
 _SEQUENCE: Final = 3
 _DATA_FILE: Final = 2
-_WANTED: Final = (100, 101, 102, 103, 104, 110, 125, 128, 132)
+_ROW_ID: Final = 142
+_WANTED: Final = (100, 101, 102, 103, 104, 110, 125, 128, 132, _ROW_ID)
 
 _Decode = Callable[[BinaryDecoder], Any]
 _D = TypeVar("_D", bound=Record)
@@ -207,6 +209,7 @@ class ManifestRow(NamedTuple):
     lower_bounds: Mapping[int, bytes]
     upper_bounds: Mapping[int, bytes]
     row_group_starts: Sequence[int] | None
+    first_row_id: int | None
 
 
 def live_rows(io: FileIO, manifest: ManifestFile, *, only_added: bool = False) -> list[ManifestRow]:
@@ -222,6 +225,20 @@ def live_rows(io: FileIO, manifest: ManifestFile, *, only_added: bool = False) -
             live = [row for row in rows if row.status != deleted]
     check_paths(io, (row.path for row in live))
     return live
+
+
+def with_row_ids(manifest: ManifestFile, rows: Sequence[ManifestRow]) -> list[ManifestRow]:
+    """Return all live rows of a manifest, those without a first row id with theirs."""
+    row_id = first_row_id_of(manifest)
+    if row_id is None:
+        return list(rows)
+    given = []
+    for row in rows:
+        if row.first_row_id is None:
+            row = row._replace(first_row_id=row_id)
+            row_id += row.row_count
+        given.append(row)
+    return given
 
 
 class _Collector:
@@ -339,6 +356,7 @@ def _row_decoder(avro_schema: str) -> Callable[[BinaryDecoder], ManifestRow]:
             _or_empty(values.get(125)),
             _or_empty(values.get(128)),
             values.get(132),
+            values.get(_ROW_ID),
         )
 
     return decode

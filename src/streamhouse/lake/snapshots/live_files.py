@@ -44,9 +44,11 @@ from streamhouse.lake.files.deletes.deleted_positions import DeleteFile, Deletes
 from streamhouse.lake.files.position_deletes import PATH_FIELD_ID, LakeFile
 from streamhouse.lake.snapshots._manifests import (
     ManifestRow,
+    first_row_id_of,
     live_entries,
     live_rows,
     manifests_of,
+    with_row_ids,
 )
 
 __all__ = [
@@ -406,7 +408,7 @@ class _BucketFiles:
     def __init__(self, io: FileIO, manifest: ManifestFile) -> None:
         self.by_bucket: dict[int, list[LakeFile]] = defaultdict(list)
         self.shared: list[LakeFile] = []
-        for row in live_rows(io, manifest):
+        for row in with_row_ids(manifest, live_rows(io, manifest)):
             bounds = SystemBounds.of(row.lower_bounds, row.upper_bounds)
             bucket, first, last = bounds.bucket, bounds.first_offset, bounds.last_offset
             file = LakeFile(
@@ -417,6 +419,7 @@ class _BucketFiles:
                 first_offset=0 if first is None else first,
                 last_offset=_HIGHEST - 1 if last is None else last,
                 is_shared=bucket is None,
+                first_row_id=row.first_row_id,
             )
             (self.shared if bucket is None else self.by_bucket[bucket]).append(file)
 
@@ -455,15 +458,16 @@ class LiveFilesCache:
     """
 
     def __init__(self) -> None:
-        self._manifests: dict[str, _BucketFiles] = {}
+        self._manifests: dict[tuple[str, int | None], _BucketFiles] = {}
 
     def of(self, table: Table) -> LiveFiles:
         """Return the live files of the table's current snapshot."""
         manifests = {}
         for manifest in _live_manifests(table):
             if manifest.content is ManifestContent.DATA:
-                path = manifest.manifest_path
-                manifests[path] = self._manifests.get(path) or _BucketFiles(table.io, manifest)
+                # An upgrade to format version 3 gives a manifest its row ids later.
+                key = manifest.manifest_path, first_row_id_of(manifest)
+                manifests[key] = self._manifests.get(key) or _BucketFiles(table.io, manifest)
         self._manifests = manifests
         return LiveFiles(manifests.values())
 

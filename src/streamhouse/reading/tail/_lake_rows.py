@@ -3,7 +3,8 @@
 Two narrow columns of a bucket's range, `__change_type` and `__retracts` (9 bytes a row), tell a
 task which versions to add and which to retract, by the rule of `fold_tail`. A task with only a part
 of the range reads these columns ahead to the range's end: no task writes a version that the same
-round retracts.
+round retracts. In a lake table with row ids a task reads them from the range's start: a later
+version of a row keeps the row's id.
 
 Earlier services let decimals with more digits than their type through in one case. Iceberg has no
 type for such a value, and the value must not stop the rounds of the table: it becomes null, and a
@@ -24,7 +25,7 @@ import pyarrow.compute as pc
 
 from streamhouse.client import LogBatch
 from streamhouse.core.errors import CorruptDataError, UnsupportedError
-from streamhouse.core.model.changelog import change_type_names, fold_tail
+from streamhouse.core.model.changelog import change_type_names, fold_tail, replaced_before
 from streamhouse.core.model.lake.facts import LAKE_SYSTEM_FIELDS
 from streamhouse.core.model.lake.limits import decimal_limits
 from streamhouse.core.model.offsets import OffsetRange
@@ -49,10 +50,13 @@ class FoldedSplit:
     """`survives`: for each row of the split, whether the lake gets the row.
 
     `retracted`: the offsets of lake rows retracted by the split, ascending, each once.
+    `replaced`: for each row of the split, the offset of the lake row of which it is a later
+    version; -1 for a new row. None in a lake table without row ids.
     """
 
     survives: npt.NDArray[np.bool_]
     retracted: npt.NDArray[np.int64]
+    replaced: npt.NDArray[np.int64] | None = None
 
 
 def fold_split(
@@ -64,33 +68,39 @@ def fold_split(
     bucket_end: int,
     table_id: int,
     schema_id: int,
+    has_row_ids: bool = False,
 ) -> FoldedSplit:
     """Fold the changes of `split`, one of the splits of its bucket's range [boundary, bucket_end).
 
-    `boundary` is the first offset that is not in the lake.
+    `boundary` is the first offset that is not in the lake. With `has_row_ids` the changes before
+    the split are read, too: a row of the split may be a later version of theirs.
     """
-    count = bucket_end - split.start
+    first = boundary if has_row_ids else split.start
+    count = bucket_end - first
     change_types = np.empty(count, dtype=np.int8)
     retracts = np.empty(count, dtype=np.int64)
-    ahead = OffsetRange(bucket=split.bucket, start=split.start, end=bucket_end)
+    changes = OffsetRange(bucket=split.bucket, start=first, end=bucket_end)
     columns = (CHANGE_TYPE_COLUMN, RETRACTS_COLUMN)
     position = 0
-    batches = read_log(log, table, ahead, columns=columns, table_id=table_id, schema_id=schema_id)
+    batches = read_log(log, table, changes, columns=columns, table_id=table_id, schema_id=schema_id)
     for chunk in chunks_of(batches):
         end = position + chunk.row_count
         rows = pa.Table.from_batches([batch.data for batch in chunk.batches]).combine_chunks()
         change_types[position:end] = rows.column(CHANGE_TYPE_COLUMN).to_numpy()
         retracts[position:end] = rows.column(RETRACTS_COLUMN).fill_null(-1).to_numpy()
         position = end
-    offsets = np.arange(split.start, bucket_end, dtype=np.int64)
-    tail = fold_tail(change_types, retracts, offsets, boundary=split.start)
+    offsets = np.arange(first, bucket_end, dtype=np.int64)
+    tail = fold_tail(change_types, retracts, offsets, boundary=first)
+    replaced = replaced_before(retracts, boundary=boundary) if has_row_ids else None
     if split.start == boundary and split.end == bucket_end:
-        return FoldedSplit(survives=tail.survives, retracted=tail.retracted)
+        return FoldedSplit(survives=tail.survives, retracted=tail.retracted, replaced=replaced)
+    rows = slice(split.start - first, split.end - first)
     # No version is retracted twice: the offsets are distinct.
-    split_retracts = retracts[: split.row_count]
+    split_retracts = retracts[rows]
     return FoldedSplit(
-        survives=tail.survives[: split.row_count],
+        survives=tail.survives[rows],
         retracted=np.sort(split_retracts[(split_retracts >= 0) & (split_retracts < boundary)]),
+        replaced=None if replaced is None else replaced[rows],
     )
 
 

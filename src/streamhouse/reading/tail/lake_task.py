@@ -6,7 +6,7 @@ and imports neither pyspark nor pyiceberg.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.client import StorageClient
+from streamhouse.client import LogBatch, StorageClient
 from streamhouse.core.errors import (
     CorruptDataError,
     UnavailableError,
@@ -34,12 +34,14 @@ from streamhouse.lake.files.parquet_writer import (
 from streamhouse.lake.files.position_deletes import (
     DeletedRows,
     LakeFile,
+    LocatedRows,
     Positions,
     WrittenDeletes,
     deleted_rows,
     locate_offsets,
     write_position_deletes,
 )
+from streamhouse.lake.files.row_lineage import with_lineage_fields, with_row_ids
 from streamhouse.reading.tail._lake_rows import FoldedSplit, fold_split, lake_rows
 from streamhouse.reading.tail._log_chunks import LogReads, read_chunks
 
@@ -54,14 +56,15 @@ class Retraction:
     """The inputs for retracting rows of the lake; with them a task writes surviving versions only.
 
     The round moves the bucket's changes [boundary, bucket_end); the split is a part of the range.
-    `lake_files` are the live data files with possible rows of the bucket. With `has_vectors` the
-    task leaves the writing of deletes to the commit.
+    `lake_files` are the live data files with possible rows of the bucket. In a lake table that
+    `is_version_3` a later version of a row keeps the row's id, and the task leaves the writing of
+    deletes to the commit.
     """
 
     boundary: int
     bucket_end: int
     lake_files: tuple[LakeFile, ...] = field(repr=False)
-    has_vectors: bool = False
+    is_version_3: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,47 +127,79 @@ def run_split(
     Raises:
         StreamhouseError: the range cannot be read or written, or the log sent other rows.
     """
-    writer = PartitionedParquetWriter(
-        split.files,
-        folder=split.folder,
-        name=_file_name(split),
-        bucket=split.range.bucket,
-        schema=pa.ipc.read_schema(pa.py_buffer(split.lake_schema)),
-        partitioning=split.partitioning,
-        file_format=split.file_format,
-    )
-    try:
-        with open_log(split) as log:
-            folded = _folded(log, split)
-            survives = None if folded is None else folded.survives
-            _write_rows(log, split, writer, survives, on_rows=on_rows, is_cancelled=is_cancelled)
-        files = writer.close()
-        row_count = split.range.row_count if survives is None else int(np.count_nonzero(survives))
-        written = sum(file.row_count for file in files)
-        if written != row_count:
-            raise CorruptDataError(
-                f"table '{split.table}', bucket {split.range.bucket}: wrote {written} of"
-                f" {row_count} rows of [{split.range.start}, {split.range.end})"
-            )
-        located = _located(split, folded)
-        deletes, rows = list[WrittenDeletes](), list[DeletedRows]()
-        if split.retraction is not None and split.retraction.has_vectors:
-            rows = deleted_rows(located)
-        else:
-            deletes = write_position_deletes(
-                split.files, located, folder=split.folder, name=_file_name(split)
-            )
-    except BaseException:
-        writer.abort()
-        raise
-    retracted = 0 if folded is None else len(folded.retracted)
+    with open_log(split) as log:
+        folded = _folded(log, split)
+        located = {} if folded is None else _located(split, folded)
+        retracted = {} if folded is None else _retracted(located, folded)
+        row_ids = None if folded is None else _row_ids(located, folded)
+        schema = pa.ipc.read_schema(pa.py_buffer(split.lake_schema))
+        writer = PartitionedParquetWriter(
+            split.files,
+            folder=split.folder,
+            name=_file_name(split),
+            bucket=split.range.bucket,
+            schema=schema if row_ids is None else with_lineage_fields(schema),
+            partitioning=split.partitioning,
+            file_format=split.file_format,
+        )
+        deletes, deleted = list[WrittenDeletes](), list[DeletedRows]()
+        try:
+            rows = _SplitRows(schema, None if folded is None else folded.survives, row_ids)
+            _write_rows(log, split, writer, rows, on_rows=on_rows, is_cancelled=is_cancelled)
+            files = writer.close()
+            _check_row_count(split, rows, files)
+            if split.retraction is not None and split.retraction.is_version_3:
+                deleted = deleted_rows(retracted)
+            else:
+                deletes = write_position_deletes(
+                    split.files, retracted, folder=split.folder, name=_file_name(split)
+                )
+        except BaseException:
+            writer.abort()
+            raise
+    retracted_count = 0 if folded is None else len(folded.retracted)
     return SplitResult(
         range=split.range,
         files=tuple(files),
         deletes=tuple(deletes),
-        deleted_rows=tuple(rows),
-        not_found=retracted - sum(len(positions) for positions in located.values()),
+        deleted_rows=tuple(deleted),
+        not_found=retracted_count - sum(len(positions) for positions in retracted.values()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitRows:
+    """Which rows of a split the lake gets, and the ids of those that are later versions.
+
+    `schema` is that of the lake's columns. None means: all rows; rows without ids.
+    """
+
+    schema: pa.Schema
+    survives: npt.NDArray[np.bool_] | None
+    row_ids: pa.Array | None
+
+    def lake_rows(self, batches: Sequence[LogBatch], start: int, end: int) -> pa.Table | None:
+        """Return the surviving rows of rows [start, end) of the split; None if none survives."""
+        keep = None if self.survives is None else self.survives[start:end]
+        if keep is not None and not keep.any():
+            return None
+        rows = lake_rows(batches, self.schema, keep=keep)
+        if self.row_ids is None:
+            return rows
+        ids = self.row_ids.slice(start, end - start)
+        return with_row_ids(rows, ids if keep is None else ids.filter(pa.array(keep)))
+
+
+def _check_row_count(split: TieringSplit, rows: _SplitRows, files: Sequence[WrittenFile]) -> None:
+    row_count = split.range.row_count
+    if rows.survives is not None:
+        row_count = int(np.count_nonzero(rows.survives))
+    written = sum(file.row_count for file in files)
+    if written != row_count:
+        raise CorruptDataError(
+            f"table '{split.table}', bucket {split.range.bucket}: wrote {written} of"
+            f" {row_count} rows of [{split.range.start}, {split.range.end})"
+        )
 
 
 def _file_name(split: TieringSplit) -> str:
@@ -182,6 +217,7 @@ def _folded(log: LogReads, split: TieringSplit) -> FoldedSplit | None:
         bucket_end=split.retraction.bucket_end,
         table_id=split.table_id,
         schema_id=split.schema_id,
+        has_row_ids=split.retraction.is_version_3,
     )
 
 
@@ -189,15 +225,14 @@ def _write_rows(
     log: LogReads,
     split: TieringSplit,
     writer: PartitionedParquetWriter,
-    survives: npt.NDArray[np.bool_] | None,
+    rows: _SplitRows,
     *,
     on_rows: RowsObserver,
     is_cancelled: Callable[[], bool],
 ) -> None:
-    if survives is not None and not survives.any():
+    if rows.survives is not None and not rows.survives.any():
         on_rows(split.range.row_count)
         return
-    schema = pa.ipc.read_schema(pa.py_buffer(split.lake_schema))
     target = ClusteredWriter(writer=writer, clustering=split.clustering)
     position = 0
     chunks = read_chunks(
@@ -207,21 +242,53 @@ def _write_rows(
         if is_cancelled():
             raise UnavailableError(f"tiering of '{split.table}' was cancelled")
         end = position + chunk.row_count
-        keep = None if survives is None else survives[position:end]
+        surviving_rows = rows.lake_rows(chunk.batches, position, end)
         position = end
-        if keep is None or keep.any():
-            target.write(lake_rows(chunk.batches, schema, keep=keep))
+        if surviving_rows is not None:
+            target.write(surviving_rows)
         on_rows(chunk.row_count)
     target.flush()
 
 
-def _located(split: TieringSplit, folded: FoldedSplit | None) -> dict[LakeFile, Positions]:
-    """Return where in live files the rows are that the split retracts."""
-    if folded is None or split.retraction is None or not len(folded.retracted):
+def _located(split: TieringSplit, folded: FoldedSplit) -> dict[LakeFile, LocatedRows]:
+    """Return the rows of live files that the split retracts or has later versions of."""
+    assert split.retraction is not None
+    offsets = folded.retracted
+    if folded.replaced is not None:
+        # Another split of the round may retract the row, and this one have its last version.
+        later = folded.replaced[folded.survives & (folded.replaced >= 0)]
+        offsets = np.union1d(offsets, later)
+    if not len(offsets):
         return {}
     return locate_offsets(
         split.files,
         split.retraction.lake_files,
-        folded.retracted,
+        offsets,
         bucket=split.range.bucket,
+        has_row_ids=folded.replaced is not None,
     )
+
+
+def _retracted(
+    located: Mapping[LakeFile, LocatedRows], folded: FoldedSplit
+) -> dict[LakeFile, Positions]:
+    """Return the positions of the rows that the split retracts."""
+    positions = {
+        file: rows.positions[np.isin(rows.offsets, folded.retracted)]
+        for file, rows in located.items()
+    }
+    return {file: of_file for file, of_file in positions.items() if len(of_file)}
+
+
+def _row_ids(located: Mapping[LakeFile, LocatedRows], folded: FoldedSplit) -> pa.Array | None:
+    """Return the id of each row of the split, null for a new row; None if all are new."""
+    if folded.replaced is None or not located:
+        return None
+    offsets = np.concatenate([rows.offsets for rows in located.values()])
+    ids = pa.concat_arrays([rows.row_ids for rows in located.values()])
+    order = np.argsort(offsets)
+    places = np.minimum(np.searchsorted(offsets, folded.replaced, sorter=order), len(offsets) - 1)
+    places = order[places]
+    is_later = folded.survives & (offsets[places] == folded.replaced)
+    row_ids = ids.take(pa.array(places, mask=~is_later))
+    return None if row_ids.null_count == len(row_ids) else row_ids

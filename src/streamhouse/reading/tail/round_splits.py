@@ -62,7 +62,7 @@ def _retractions(plan: RoundPlan, lake_table: IcebergLakeTable) -> dict[int, Ret
             boundary=plan.base_offsets[bucket],
             bucket_end=plan.target_offsets[bucket],
             lake_files=live.of_bucket(bucket, before=plan.base_offsets[bucket]),
-            has_vectors=lake_table.has_vectors,
+            is_version_3=lake_table.has_vectors,
         )
         for bucket in {split.bucket for split in plan.splits}
     }

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.errors import CorruptDataError, SchemaMismatchError
 from streamhouse.core.model.changelog import (
     CHANGE_TYPE_NAMES,
     DELETE,
@@ -23,6 +23,7 @@ from streamhouse.core.model.changelog import (
     changelog_schema,
     fold_tail,
     operations_of,
+    replaced_before,
 )
 from streamhouse.core.model.schema import Schema
 
@@ -140,3 +141,17 @@ def test_nothing_folds_to_nothing() -> None:
     folded = _fold([], boundary=5)
 
     assert len(folded.retracted) == len(folded.survives) == 0
+
+
+def test_a_change_is_followed_back_to_the_version_before_the_boundary() -> None:
+    retracts = np.array([7, -1, 10, -1, 11, 14, 12, 3], dtype=np.int64)
+
+    replaced = replaced_before(retracts, boundary=10)
+
+    assert replaced.tolist() == [7, -1, 7, -1, -1, -1, 7, 3]
+
+
+def test_a_change_never_retracts_itself_or_a_later_one() -> None:
+    for retracted in (11, 12):
+        with pytest.raises(CorruptDataError, match=f"offset 11 retracts offset {retracted}"):
+            replaced_before(np.array([-1, retracted, -1], dtype=np.int64), boundary=10)

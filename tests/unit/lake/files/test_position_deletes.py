@@ -56,7 +56,7 @@ def _file(
 
 def _located(file: LakeFile, *offsets: int, bucket: int = 0) -> list[int]:
     found = locate_offsets(FILES, [file], np.array(offsets, dtype=np.int64), bucket=bucket)
-    return found[file].tolist() if file in found else []
+    return found[file].positions.tolist() if file in found else []
 
 
 def test_positions_come_from_the_offset_column(tmp_path: Path) -> None:
