@@ -587,11 +587,12 @@ def with_properties(
             # Goes with its constraint.
             properties.pop(f"{key}.existing", None)
     descriptor = replace(info.descriptor, properties=properties)
-    if descriptor.batch_layout() != info.descriptor.batch_layout():
-        check_lake_schema(descriptor)
     changed = replace(info, descriptor=descriptor)
     former = info.properties().datalake_format_version
-    if changed.properties().datalake_format_version < former:
+    version = changed.properties().datalake_format_version
+    if (descriptor.batch_layout(), version) != (info.descriptor.batch_layout(), former):
+        check_lake_schema(descriptor)
+    if version < former:
         raise UnsupportedError(
             f"table '{path}': table.datalake.format-version = {former} stays: Iceberg has no way"
             " back to an earlier version"

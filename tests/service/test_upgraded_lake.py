@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 
 from integration.judges.duckdb_read import connect
 from streamhouse.api.client import StreamhouseClient
-from streamhouse.core.errors import UnsupportedError
+from streamhouse.core.errors import InvalidSchemaError, UnsupportedError
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -72,6 +72,23 @@ def test_a_log_table_is_upgraded_in_place(tmp_path: Path) -> None:
             client.alter_properties("t", updates={VERSION: "2"})
         with pytest.raises(UnsupportedError, match="stays: Iceberg has no way back"):
             client.alter_properties("t", updates={}, removals=[VERSION])
+
+
+def test_a_column_that_version_3_has_itself_is_renamed_first(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table("t", "id BIGINT, _row_id BIGINT")
+        client.append("t", [{"id": 1, "_row_id": 7}])
+        tier_once(client)
+
+        with pytest.raises(InvalidSchemaError, match="rename column '_row_id'"):
+            client.alter_properties("t", updates={VERSION: "3"})
+        client.rename_column("t", "_row_id", "number")
+        client.alter_properties("t", updates={VERSION: "3"})
+        with pytest.raises(InvalidSchemaError, match="rename column '_ROW_ID'"):
+            client.add_column("t", "_ROW_ID", "bigint")
+
+        tier_once(client)
+        assert client.read("t").to_pylist() == [{"id": 1, "number": 7}]
 
 
 @pytest.mark.parametrize(

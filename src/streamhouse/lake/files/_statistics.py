@@ -18,10 +18,10 @@ from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode, compute_statistic
 from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
+from streamhouse.core.model.lake.facts import LINEAGE_COLUMNS
 from streamhouse.core.types.logical_type import LogicalType
 from streamhouse.core.types.numbers import Float
 from streamhouse.core.types.registry import type_of_iceberg
-from streamhouse.lake.files.row_lineage import LINEAGE_COLUMNS
 
 __all__ = ["StatisticsPlan"]
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamhouse.core.errors import StreamhouseError, UnsupportedError
+from streamhouse.core.model.lake.facts import ROW_ID_COLUMN
 from streamhouse.core.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
 from streamhouse.lake.files._field_ids import FIELD_ID_KEY
 from streamhouse.lake.files.bounds import integer_range
@@ -28,7 +29,7 @@ from streamhouse.lake.files.lake_filesystem import (
     file_name_metadata,
 )
 from streamhouse.lake.files.partition_layout import PartitionValues
-from streamhouse.lake.files.row_lineage import LINEAGE_COLUMNS, row_ids
+from streamhouse.lake.files.row_lineage import row_ids
 
 __all__ = [
     "PATH_FIELD_ID",
@@ -217,7 +218,7 @@ def _located(
         if file.is_shared:
             columns.append(BUCKET_COLUMN)
         if has_row_ids:
-            columns += [name for name in LINEAGE_COLUMNS if name in parquet.schema_arrow.names]
+            columns += [name for name in parquet.schema.names if name == ROW_ID_COLUMN]
         for number in range(parquet.metadata.num_row_groups):
             group = parquet.metadata.row_group(number)
             first, last = integer_range(group, OFFSET_COLUMN) or (0, np.iinfo(np.int64).max - 1)

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.core.model.lake.facts import ROW_ID_COLUMN, UPDATED_COLUMN
 from streamhouse.lake.files._field_ids import FIELD_ID_KEY
 from streamhouse.lake.files.projection import FileColumns
 
 __all__ = [
-    "LINEAGE_COLUMNS",
     "FileLineage",
     "lineage_columns",
     "row_ids",
@@ -26,12 +26,8 @@ __all__ = [
     "with_row_ids",
 ]
 
-_ROW_ID: Final = pa.field("_row_id", pa.int64(), metadata={FIELD_ID_KEY: b"2147483540"})
-_UPDATED: Final = pa.field(
-    "_last_updated_sequence_number", pa.int64(), metadata={FIELD_ID_KEY: b"2147483539"}
-)
-LINEAGE_COLUMNS: Final = (_ROW_ID.name, _UPDATED.name)
-"""The names of both columns, in their order."""
+_ROW_ID: Final = pa.field(ROW_ID_COLUMN, pa.int64(), metadata={FIELD_ID_KEY: b"2147483540"})
+_UPDATED: Final = pa.field(UPDATED_COLUMN, pa.int64(), metadata={FIELD_ID_KEY: b"2147483539"})
 
 
 @dataclass(frozen=True, slots=True)

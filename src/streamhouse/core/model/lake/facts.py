@@ -33,6 +33,10 @@ __all__ = [
 
 VERSION_3: Final = 3
 """The format version of Iceberg with row ids, deletion vectors and default values."""
+ROW_ID_COLUMN: Final = "_row_id"
+UPDATED_COLUMN: Final = "_last_updated_sequence_number"
+LINEAGE_COLUMNS: Final = (ROW_ID_COLUMN, UPDATED_COLUMN)
+"""The columns of Iceberg's own in files of format version 3."""
 COMMIT_USER_PROPERTY: Final = "commit-user"
 COMMIT_USER: Final = "streamhouse-tiering"
 SERVICE_ID_PROPERTY: Final = "streamhouse.service-id"

@@ -30,7 +30,9 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import InvalidSchemaError, SchemaMismatchError
 from streamhouse.core.model.casts.nested import fields_of
 from streamhouse.core.model.identity import Same
+from streamhouse.core.model.lake.facts import LINEAGE_COLUMNS, VERSION_3
 from streamhouse.core.model.partitioning import PartitionField
+from streamhouse.core.model.properties import TableProperties
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo
 from streamhouse.core.model.values.calendar import timestamp_text
@@ -89,9 +91,19 @@ def check_lake_schema(descriptor: TableDescriptor) -> None:
 
 
 def _check_names(descriptor: TableDescriptor) -> None:
-    """Check that no two fields have the same full name in Iceberg, with dots between the parts."""
+    """Check that no two fields have the same full name in Iceberg, with dots between the parts.
+
+    Files of format version 3 have two columns of Iceberg's own.
+    """
+    properties = TableProperties.parse(descriptor.properties, table=str(descriptor.path))
+    is_version_3 = properties.datalake_format_version >= VERSION_3
     seen: set[str] = set()
     for column in descriptor.schema.columns:
+        if is_version_3 and column.name.lower() in LINEAGE_COLUMNS:
+            raise InvalidSchemaError(
+                f"table '{descriptor.path}': Iceberg's format version 3 has a column"
+                f" '{column.name.lower()}' of its own; rename column '{column.name}'"
+            )
         for name in _full_names(column.name, column.type):
             # Engines find columns without case.
             folded = name.lower()

@@ -64,6 +64,20 @@ def test_names_that_the_lake_can_hold_are_taken_and_tiered(
     assert found == dict.fromkeys(names, 1)
 
 
+@pytest.mark.parametrize("name", ["_row_id", "_ROW_ID", "_last_updated_sequence_number"])
+def test_names_of_format_version_3_are_refused_in_it(tmp_path: Path, name: str) -> None:
+    schema = pa.schema([("id", pa.int64()), (name, pa.int64())])
+    version_3 = {"table.datalake.format-version": "3"}
+    with pytest.raises(InvalidSchemaError, match=f"of its own; rename column '{name}'"):
+        check_lake_schema(_table(*((f.name, f.type) for f in schema), properties=version_3))
+
+    with TieringWorld(tmp_path) as world:
+        world.create_table("db.t", schema)
+        world.service.append("db.t", 0, pa.record_batch([[1], [2]], schema=schema))
+        world.tier("db.t")
+        assert world.lake_table("db.t").scan().to_arrow()[name].to_pylist() == [2]
+
+
 @pytest.mark.parametrize("ids", [(1, 1), (0, 1), (1, 10_000), (1, -5), (1, 2**40)])
 def test_ids_that_are_no_column_ids_are_refused(ids: tuple[int, int]) -> None:
     columns = tuple(Column(id=i, name=n, type=pa.int64()) for i, n in zip(ids, "xy", strict=True))
