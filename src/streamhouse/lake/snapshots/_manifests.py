@@ -234,10 +234,9 @@ def with_row_ids(manifest: ManifestFile, rows: Sequence[ManifestRow]) -> list[Ma
         return list(rows)
     given = []
     for row in rows:
-        if row.first_row_id is None:
-            row = row._replace(first_row_id=row_id)
-            row_id += row.row_count
-        given.append(row)
+        is_without = row.first_row_id is None
+        given.append(ManifestRow(*row[:-1], row_id) if is_without else row)
+        row_id += row.row_count if is_without else 0
     return given
 
 
