@@ -588,8 +588,7 @@ def with_properties(
             properties.pop(f"{key}.existing", None)
     descriptor = replace(info.descriptor, properties=properties)
     changed = replace(info, descriptor=descriptor)
-    former = info.properties().datalake_format_version
-    version = changed.properties().datalake_format_version
+    former, version = (t.properties().datalake_format_version for t in (info, changed))
     if (descriptor.batch_layout(), version) != (info.descriptor.batch_layout(), former):
         check_lake_schema(descriptor)
     if version < former:
