@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from integration.judges.duckdb_read import connect
 from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.lake.facts import LakeCatalog
 from tests.support.held_step import lower
-from tests.support.tiering_world import TieringWorld, rows
+from tests.support.tiering_world import TieringWorld, lake_in_folder, rows
 
 VERSION_3 = {"table.datalake.format-version": "3"}
 
@@ -80,3 +82,26 @@ def test_ids_stay_while_manifests_are_merged(
     assert before.items() <= after.items()
     table = world.lake_table()
     assert len(table.current_snapshot().manifests(table.io)) < 7
+
+
+def test_a_catalog_that_pyiceberg_commits_to_has_both_versions(tmp_path: Path) -> None:
+    """As Hive and Glue: pyiceberg applies the updates and writes the metadata."""
+    described = lake_in_folder(tmp_path)
+    stock = {"py-catalog-impl": f"{SqlCatalog.__module__}.{SqlCatalog.__name__}"}
+    kept = {key: value for key, value in described.properties.items() if key != "type"}
+    with TieringWorld(tmp_path, catalog=LakeCatalog(name="lake", properties=stock | kept)) as world:
+        world.create_table("db.new", properties=VERSION_3)
+        world.create_table("db.old")
+        for path in ("db.new", "db.old"):
+            world.service.append(path, 0, rows(0, 10))
+            world.tier(path)
+
+        world.service.change_layout("db.old", VERSION_3)
+        for path in ("db.new", "db.old"):
+            world.service.append(path, 0, rows(10, 10))
+            world.tier(path)
+
+            assert world.lake_table(path).metadata.format_version == 3
+            ids = in_duckdb(world, "_row_id, id", path)
+            assert sorted(id_ for _, id_ in ids) == list(range(20))
+            assert len({row_id for row_id, _ in ids}) == 20

@@ -18,7 +18,6 @@ from pyiceberg.catalog import (
     load_catalog,
 )
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
-from pyiceberg.io import FileIO
 from pyiceberg.table import CommitTableResponse, StagedTable, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import (
@@ -34,7 +33,6 @@ from sqlalchemy.orm import Session
 
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.core.model.lake.facts import LakeCatalog
-from streamhouse.lake.catalogs._format_version import applicable, write_metadata
 from streamhouse.lake.catalogs.guarded_catalog import guarded
 from streamhouse.lake.catalogs.rest_catalog import with_rest_catalog
 
@@ -128,10 +126,6 @@ class LakeSqlCatalog(SqlCatalog):
             while len(self._known) > TABLES_REMEMBERED_MAX:
                 self._known.popitem(last=False)
 
-    @staticmethod
-    def _write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
-        write_metadata(metadata, io.new_output(metadata_path))
-
     def _update_and_stage_table(
         self,
         current_table: Table | None,
@@ -139,7 +133,6 @@ class LakeSqlCatalog(SqlCatalog):
         requirements: tuple[TableRequirement, ...],
         updates: tuple[TableUpdate, ...],
     ) -> StagedTable:
-        updates = applicable(updates)
         if current_table is None or not _only_adds(updates):
             return super()._update_and_stage_table(
                 current_table, table_identifier, requirements, updates

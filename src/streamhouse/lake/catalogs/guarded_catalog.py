@@ -6,6 +6,7 @@ Guarantees for every load and commit through a catalog from `guarded`:
 - its file IO opens and deletes only files below the table's location
 - a new table lies below the warehouse, outside the data directory, and where no other table lies
 - an error in a metadata file repeats nothing of the file
+- the table may be one of format version 3, which pyiceberg's catalogs alone can only read
 
 pyiceberg merges a table's properties over the catalog's for a file IO, and loads classes by the
 names in them. Only this module makes a catalog, a file IO or a location provider.
@@ -63,6 +64,7 @@ from streamhouse.lake._policy import (
     place_of,
     places_of,
 )
+from streamhouse.lake.catalogs._format_version import applicable, write_metadata
 from streamhouse.lake.files._bounded_io import bind, only_own
 
 __all__ = [
@@ -181,9 +183,13 @@ class GuardedCatalog(Catalog):
             self.check_new_location(table_identifier, locations[-1] if locations else "")
         above = _of(super())
         staged: StagedTable = above._update_and_stage_table(
-            base, table_identifier, requirements, updates
+            base, table_identifier, requirements, applicable(updates)
         )
         return self.admitted(staged)
+
+    @staticmethod
+    def _write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
+        write_metadata(metadata, io.new_output(metadata_path))
 
     def commit_table(
         self,
