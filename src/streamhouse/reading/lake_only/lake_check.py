@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,11 +22,13 @@ from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.model.schema import OFFSET_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.sorted_values import distinct
+from streamhouse.lake.files.deletes.deleted_positions import read_deleted_positions
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem, lake_file_properties
 from streamhouse.reading.files.planner import LakeTable, open_lake_table
 from streamhouse.reading.lake_only.lake_bucket import lake_bucket_rows
 from streamhouse.reading.plan._lake_cut import LakeCut, open_lake
 from streamhouse.reading.plan.row_request import RowRequest
+from streamhouse.reading.scan.scan import LakeFile
 
 __all__ = ["catalog_problem", "lake_problems"]
 
@@ -70,7 +72,7 @@ def lake_problems(
     """Return the problems of the lake tables of a tiered table, a sentence each.
 
     The check always covers the table, its snapshot, its tiered offsets, the `fingerprints` of the
-    log, and the size of each file. With `read_rows` it also covers the rows:
+    log, the size of each file, and every deleted row. With `read_rows` it also covers the rows:
 
     - no row is in the lake twice
     - a log table lacks only rows that have reached `table.datalake.ttl`, or were deleted by another
@@ -251,7 +253,18 @@ def _file_problems(
             continue
         if rows != file.row_count:
             problems.append(f"file {file.path} has {rows} rows, not {file.row_count}")
-    return problems
+    return [*problems, *_delete_problems(filesystem, lake_files.files)]
+
+
+def _delete_problems(filesystem: LakeFilesystem, files: Sequence[LakeFile]) -> Iterator[str]:
+    """Yield the damage of files of deletes; a file with several vectors may be named once each."""
+    paths = [file.path for file in files]
+    # Many data files may share a file of position deletes.
+    for deletes in dict.fromkeys(deletes for file in files for deletes in file.deletes):
+        try:
+            read_deleted_positions(filesystem, [deletes], data_paths=paths)
+        except StreamhouseError as error:
+            yield error.message
 
 
 def _row_problems(
