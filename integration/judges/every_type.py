@@ -71,8 +71,8 @@ def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows as the judges answer: JSON values, maps as objects, timestamps without a zone."""
     answers: list[dict[str, Any]] = json.loads(to_json(rows))
     for answer in answers:
-        if answer["counts"] is not None:
+        if answer.get("counts") is not None:
             answer["counts"] = dict(answer["counts"])
-        if answer["ts"] is not None:
+        if answer.get("ts") is not None:
             answer["ts"] = answer["ts"].removesuffix("+00:00")
     return answers

@@ -179,7 +179,7 @@ def test_older_snapshots_keep_what_they_had(key_world: KeyTableWorld) -> None:
 
 
 def test_many_touched_files_of_a_partition_share_one_delete_file(key_world: KeyTableWorld) -> None:
-    key_world.create_key_table()
+    key_world.create_key_table(properties={"table.datalake.format-version": "2"})
     for key in range(20):
         key_world.upsert(row(key))
         key_world.tiering.tier()

@@ -76,7 +76,7 @@ def test_updates_and_deletes_make_vectors(
 
 
 def test_position_deletes_from_before_an_upgrade_are_folded_in(key_world: KeyTableWorld) -> None:
-    key_world.create_key_table()
+    key_world.create_key_table(properties={"table.datalake.format-version": "2"})
     for start in (0, 10):
         key_world.upsert(*(row(key) for key in range(start, start + 10)))
         key_world.tiering.tier()
