@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -47,6 +47,12 @@ class ForeignModel:
         self._last_id += count
         self.log.update({key: first_name(key) for key in ids})
         return pa.table({"id": ids, "name": [first_name(key) for key in ids]}, schema=SCHEMA)
+
+    def changed_rows(self, ids: Iterable[int]) -> pa.Table:
+        """Return other rows with these ids, to upsert, which the log has from now on."""
+        names = {key: f"c{key}" for key in ids}
+        self.log.update(names)
+        return pa.table({"id": [*names], "name": [*names.values()]}, schema=SCHEMA)
 
     def tiered(self) -> None:
         """A round has moved the rows of the log."""

@@ -17,12 +17,14 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 from pyiceberg.typedef import Record
 
 from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector, write_deletion_vectors
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.snapshots._manifests import entries_of, manifests_of
 
-__all__ = ["commit_vectors", "upgraded", "written_vectors"]
+__all__ = ["commit_vectors", "send_vectors", "upgraded", "written_vectors"]
 
 
 def written_vectors(table: Table, positions: Mapping[str, Sequence[int]]) -> list[DeletionVector]:
@@ -48,26 +50,13 @@ def commit_vectors(
     assert parent is not None
     snapshot_id, number = parent.snapshot_id + 1, metadata.last_sequence_number + 1
     folder = f"{table.location()}/metadata"
-    path = f"{folder}/{uuid.uuid4()}-vectors.avro"
-    with _Manifest(
-        metadata.spec(), metadata.schema(), table.io.new_output(path), snapshot_id, "null"
-    ) as manifest:
-        for vector in vectors:
-            manifest.add_entry(
-                ManifestEntry.from_args(
-                    _table_format_version=3,
-                    status=manifests.ManifestEntryStatus.ADDED,
-                    snapshot_id=snapshot_id,
-                    sequence_number=None,
-                    file_sequence_number=None,
-                    data_file=_entry(vector, partitions.get(vector.data_path, Record())),
-                )
-            )
+    entries = [_added(snapshot_id, vector, partitions) for vector in vectors]
+    manifest = _written(table, snapshot_id, entries)
     list_path = f"{folder}/snap-{snapshot_id}-{uuid.uuid4()}.avro"
     with _List(
         table.io.new_output(list_path), snapshot_id, parent.snapshot_id, number, "null"
     ) as listed:
-        listed.add_manifests([manifest.to_manifest_file(), *parent.manifests(table.io)])
+        listed.add_manifests([manifest, *parent.manifests(table.io)])
     now = max(int(time.time() * 1000), metadata.last_updated_ms)
     before = json.loads(table.metadata.model_dump_json()) if metadata.format_version < 3 else None
     if before is None:
@@ -104,6 +93,57 @@ def commit_vectors(
     )
 
 
+def send_vectors(
+    table: Table,
+    vectors: Sequence[DeletionVector],
+    *,
+    replaced: Sequence[str] = (),
+    operation: str = "delete",
+) -> None:
+    """Commit vectors through the table's own catalog; the Puffin files `replaced` go with it."""
+    metadata, parent = table.metadata, table.current_snapshot()
+    assert parent is not None
+    partitions = {task.file.file_path: task.file.partition for task in table.scan().plan_files()}
+    snapshot_id, number = parent.snapshot_id + 1, metadata.last_sequence_number + 1
+    new, kept = [], []
+    for manifest in manifests_of(table.io, parent):
+        entries = entries_of(table.io, manifest)
+        if not {entry.data_file.file_path for entry in entries} & {*replaced}:
+            kept.append(manifest)
+            continue
+        for entry in entries:
+            entry.status = manifests.ManifestEntryStatus.DELETED
+            entry.snapshot_id = snapshot_id
+        new.append(_written(table, snapshot_id, entries))
+    if vectors:
+        added = [_added(snapshot_id, vector, partitions) for vector in vectors]
+        new.append(_written(table, snapshot_id, added))
+    path = f"{table.location()}/metadata/snap-{snapshot_id}-{uuid.uuid4()}.avro"
+    output = table.io.new_output(path)
+    with _List(output, snapshot_id, parent.snapshot_id, number, "null") as listed:
+        listed.add_manifests([*new, *kept])
+    snapshot = {
+        "snapshot-id": snapshot_id,
+        "parent-snapshot-id": parent.snapshot_id,
+        "sequence-number": number,
+        "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms),
+        "manifest-list": path,
+        "summary": {"operation": operation},
+        "schema-id": metadata.current_schema_id,
+        "first-row-id": metadata.next_row_id,
+        "added-rows": 0,
+    }
+    current = {"ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
+    table.catalog.commit_table(
+        table,
+        (),
+        (
+            AddSnapshotUpdate(snapshot=Snapshot.model_validate(snapshot)),
+            SetSnapshotRefUpdate.model_validate(current),
+        ),
+    )
+
+
 def upgraded(table: Table, **document: Any) -> Table:
     """Make the table one of format version 3; `document` replaces fields of its metadata."""
     before = json.loads(table.metadata.model_dump_json())
@@ -116,6 +156,31 @@ def _register(table: Table, document: Mapping[str, Any]) -> Table:
     catalog: Catalog = table.catalog
     catalog.drop_table(table.name())
     return catalog.register_table(table.name(), path)
+
+
+def _added(
+    snapshot_id: int, vector: DeletionVector, partitions: Mapping[str, Record]
+) -> ManifestEntry:
+    return ManifestEntry.from_args(
+        _table_format_version=3,
+        status=manifests.ManifestEntryStatus.ADDED,
+        snapshot_id=snapshot_id,
+        sequence_number=None,
+        file_sequence_number=None,
+        data_file=_entry(vector, partitions.get(vector.data_path, Record())),
+    )
+
+
+def _written(
+    table: Table, snapshot_id: int, entries: Sequence[ManifestEntry]
+) -> manifests.ManifestFile:
+    """Write a manifest of deletes."""
+    output = table.io.new_output(f"{table.location()}/metadata/{uuid.uuid4()}-vectors.avro")
+    metadata = table.metadata
+    with _Manifest(metadata.spec(), metadata.schema(), output, snapshot_id, "null") as manifest:
+        for entry in entries:
+            manifest.add_entry(entry)
+    return manifest.to_manifest_file()
 
 
 def _totals(parent: Snapshot, vectors: Sequence[DeletionVector]) -> dict[str, str]:

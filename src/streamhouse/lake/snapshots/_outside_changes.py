@@ -15,7 +15,7 @@ because only the files could tell: the rows are the same rows, each once.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,6 +126,8 @@ def check_outside_commit(
             if is_added and file.content is DataFileContent.DATA:
                 _check_rows(where, file, metadata.schema(), covered)
             change.count(file, is_added=is_added)
+    if snapshots:
+        _check_vectors(where, change, snapshots[0], io)
     if change.rows > change.hidden_rows:
         raise ForbiddenError(
             f"{where}: the commit adds {change.rows - change.hidden_rows} more rows than it"
@@ -136,6 +138,37 @@ def check_outside_commit(
     if only_moves and lost > _hidden_rows(metadata, snapshots, io):
         because = stay or "a compaction (operation replace) keeps all; delete them as a delete"
         raise ForbiddenError(f"{where}: the commit loses {lost} rows; {because}")
+
+
+def _check_vectors(where: str, change: _Change, newest: Snapshot, io: FileIO) -> None:
+    """Refuse a second vector of a data file, and fewer deleted rows of a data file that stays.
+
+    A vector has all deleted rows of its data file, so manifests show both.
+    """
+    brought_back = change.rows_brought_back
+    if not change.new_vectors and not brought_back:
+        return
+    vectors: Counter[str | None] = Counter()
+    for manifest in manifests_of(io, newest):
+        is_deletes = manifest.content is ManifestContent.DELETES
+        if not (change.new_vectors if is_deletes else brought_back):
+            continue
+        for entry in live_entries(io, manifest):
+            file = entry.data_file
+            if not is_deletes and file.file_path in brought_back:
+                raise ForbiddenError(
+                    f"{where}: the commit brings back {brought_back[file.file_path]} deleted rows"
+                    f" of data file '{file.file_path}': a new deletion vector must have the rows of"
+                    " the vector before"
+                )
+            if is_deletes and is_vector(file):
+                vectors[path_bounds(file)[0]] += 1
+    for data_path in change.new_vectors:
+        if vectors[data_path] > 1:
+            raise ForbiddenError(
+                f"{where}: data file '{data_path}' would have {vectors[data_path]} deletion"
+                " vectors; replace its vector by one with the rows of both"
+            )
 
 
 def outside_problem(
@@ -213,12 +246,16 @@ class _Change:
     rows: int = 0
     hidden_rows: int = 0
     shown_rows: int = 0
+    new_vectors: set[str | None] = field(default_factory=set)
     _vectors: dict[str | None, int] = field(default_factory=dict)
+    _removed_files: set[str] = field(default_factory=set)
 
     def count(self, file: DataFile, *, is_added: bool) -> None:
         """Count a file that comes or goes."""
         if file.content is DataFileContent.DATA:
             self.rows += file.record_count if is_added else -file.record_count
+            if not is_added:
+                self._removed_files.add(file.file_path)
         elif is_vector(file):
             self._count_vector(file, is_added=is_added)
         elif is_added:
@@ -229,6 +266,8 @@ class _Change:
     def _count_vector(self, file: DataFile, *, is_added: bool) -> None:
         # A new vector has the rows of the vector that it replaces, too.
         data_path = path_bounds(file)[0]
+        if is_added:
+            self.new_vectors.add(data_path)
         before = self._vectors.get(data_path, 0)
         after = before + (file.record_count if is_added else -file.record_count)
         self._vectors[data_path] = after
@@ -239,6 +278,18 @@ class _Change:
     def newly_hidden_rows(self) -> int:
         """How many more rows are hidden than by the delete files that go."""
         return max(0, self.hidden_rows - self.shown_rows)
+
+    @property
+    def rows_brought_back(self) -> dict[str, int]:
+        """How many rows fewer the vectors have of data files that do not go with them.
+
+        Such a file may have gone earlier.
+        """
+        return {
+            path: -rows
+            for path, rows in self._vectors.items()
+            if rows < 0 and path is not None and path not in self._removed_files
+        }
 
 
 def _is_compaction(snapshot: Snapshot) -> bool:

@@ -8,15 +8,21 @@ from pathlib import Path
 import pytest
 from pyiceberg.exceptions import ForbiddenError as RefusedByCatalog
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table import Table
 
 from streamhouse.core.errors import ForbiddenError
 from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.lake.files.deletes._deletion_vectors import DeletionVector
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.snapshots._outside_changes import _Change, check_outside_commit
+from streamhouse.lake.snapshots.inventory import InventoryReader
 from tests.support.foreign_deletes import commit_delete_files, deletion_vector
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.rest_world import RestWorld
 from tests.support.tiering_world import TieringWorld, rows
-from tests.support.v3_tables import commit_vectors, written_vectors
+from tests.support.v3_tables import commit_vectors, send_vectors, written_vectors
+
+VERSION_3 = {"table.datalake.format-version": "3"}
 
 
 @pytest.fixture
@@ -68,6 +74,76 @@ def test_format_version_2_has_no_vectors(world: TieringWorld) -> None:
 
         with pytest.raises(RefusedByCatalog, match="is a deletion vector, which format version 2"):
             commit_delete_files(table, [vector])
+
+
+@pytest.fixture
+def rest(world: TieringWorld) -> Iterator[RestWorld]:
+    """A log table in format version 3, with two data files of 50 rows."""
+    world.create_table(properties=VERSION_3)
+    for start in (0, 50):
+        world.service.append("db.t", 0, rows(start, 50))
+        world.tier()
+    with RestWorld(world) as opened:
+        yield opened
+
+
+def _vectors_of_first_file(table: Table, *positions: int) -> list[DeletionVector]:
+    path = min(task.file.file_path for task in table.scan().plan_files())
+    return written_vectors(table, {path: positions})
+
+
+def test_a_vector_is_replaced_by_one_with_more_rows(rest: RestWorld) -> None:
+    table = rest.client().load_table("db.t")
+    before = _vectors_of_first_file(table, 1, 2)
+    send_vectors(table, before)
+
+    send_vectors(table.refresh(), _vectors_of_first_file(table, 1, 2, 3), replaced=[before[0].path])
+
+    assert len(rest.world.addresses()) == 97
+
+
+def test_a_data_file_has_one_vector(rest: RestWorld) -> None:
+    """Every later read and maintenance of ours would refuse the table."""
+    table = rest.client().load_table("db.t")
+    twice = [*_vectors_of_first_file(table, 1), *_vectors_of_first_file(table, 2)]
+    with pytest.raises(RefusedByCatalog, match="would have 2 deletion vectors"):
+        send_vectors(table, twice)
+    send_vectors(table, twice[:1])
+    with pytest.raises(RefusedByCatalog, match="replace its vector by one with the rows of both"):
+        send_vectors(table.refresh(), twice[1:])
+
+    assert len(rest.world.addresses()) == 99
+
+
+def test_no_deleted_row_comes_back(rest: RestWorld) -> None:
+    table = rest.client().load_table("db.t")
+    before = _vectors_of_first_file(table, 1, 2, 3)
+    send_vectors(table, before)
+
+    for after in (_vectors_of_first_file(table, 1), []):
+        with pytest.raises(RefusedByCatalog, match=r"brings back \d deleted rows of data file"):
+            send_vectors(table.refresh(), after, replaced=[before[0].path])
+
+    assert len(rest.world.addresses()) == 97
+
+
+def test_a_compaction_brings_no_row_of_a_key_table_back(tmp_path: Path) -> None:
+    """Lookups would not have the row, and reads only until the log has forgotten its end."""
+    with KeyTableWorld(tmp_path) as world, RestWorld(world.tiering) as rest:
+        world.create_key_table(properties=VERSION_3)
+        world.upsert(*({"id": i, "region": "r", "amount": 1.0} for i in range(10)))
+        world.catch_up()
+        world.upsert(*({"id": i, "region": "r", "amount": 2.0} for i in range(4)))
+        world.catch_up()
+        table = rest.client().load_table("db.t")
+        inventory = InventoryReader(LakeFilesystem({})).read(table)
+        assert inventory is not None
+        puffins = [live.deletes.path for live in inventory.deletes]
+
+        with pytest.raises(RefusedByCatalog, match="brings back 4 deleted rows of data file"):
+            send_vectors(table, [], replaced=puffins, operation="replace")
+
+        assert world.in_lake() == world.live
 
 
 def _entry(data_path: str, count: int) -> DataFile:
