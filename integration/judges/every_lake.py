@@ -46,6 +46,11 @@ class LeftTable:
     def __str__(self) -> str:
         return f"{self.home}: {self.name}"
 
+    def format_version(self) -> int:
+        """Return the version in the metadata file."""
+        version: int = StaticTable.from_metadata(self.location).format_version
+        return version
+
 
 def left_tables(folder: Path) -> list[LeftTable]:
     """Return the tables of every SQL catalog on SQLite below `folder`, by the file's name."""
