@@ -10,24 +10,22 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-from pyiceberg.io import PY_IO_IMPL, FileIO, InputFile, InputStream, OutputFile
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 
-from streamhouse.core.errors import CorruptDataError, StorageFailedError
+from streamhouse.core.errors import CorruptDataError
 from streamhouse.core.model.lake.facts import LakeCatalog, LakeRole
 from streamhouse.core.model.schema import Column
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.secret_sources import withheld_explained
 from streamhouse.lake.catalogs.guarded_catalog import guarded
 from streamhouse.lake.catalogs.rest_catalog import with_rest_catalog
-from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.lake_io import ReadOnlyLakeIO, with_file_io
 from streamhouse.lake.files.name_mapping import NameMapping
 from streamhouse.lake.iceberg_errors import catalog_errors
 from streamhouse.lake.snapshots._coverage import (
@@ -57,8 +55,6 @@ from streamhouse.lake.tables._partition_labels import partition_labels
 
 __all__ = ["OpenedTable", "SnapshotFiles", "SnapshotInfo", "load_table", "open_table"]
 
-_SCHEMES: Final = ("file", "s3", "s3a", "s3n")
-
 _lock: Final = threading.Lock()
 _catalogs: Final[dict[tuple[str, tuple[tuple[str, str], ...]], Catalog]] = {}
 
@@ -84,62 +80,9 @@ def load_table(catalog: LakeCatalog, name: str) -> Table | None:
 
 
 def _load_catalog(catalog: LakeCatalog) -> Catalog:
-    properties = dict(catalog.properties)
-    scheme = urlsplit(properties.get("warehouse", "")).scheme
-    if scheme in _SCHEMES and PY_IO_IMPL not in properties:
-        properties[PY_IO_IMPL] = f"{__name__}.{ReadOnlyLakeIO.__name__}"
+    properties = with_file_io(dict(catalog.properties), ReadOnlyLakeIO)
     opened = load_catalog(catalog.name, **with_rest_catalog(properties))
     return guarded(opened, catalog.properties)
-
-
-class _LakeInput(InputFile):
-    """One metadata file."""
-
-    def __init__(self, filesystem: LakeFilesystem, location: str) -> None:
-        super().__init__(location)
-        self._filesystem = filesystem
-
-    def __len__(self) -> int:
-        return self._filesystem.size(self.location)
-
-    def exists(self) -> bool:
-        """Whether the file is there."""
-        try:
-            self._filesystem.size(self.location)
-        except StorageFailedError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return False
-            raise
-        return True
-
-    def open(self, seekable: bool = True) -> InputStream:  # noqa: ARG002 - its signature
-        """Open the file."""
-        stream: InputStream = self._filesystem.open_input(self.location)
-        return stream
-
-
-class ReadOnlyLakeIO(FileIO):
-    """Reads lake metadata through our own access to lake files; the catalog loads it by its name.
-
-    The library's stock file IO imports `pyarrow.dataset` and with it pandas, half a second that
-    every new planning process would pay before the first read.
-    """
-
-    def __init__(self, properties: Any) -> None:
-        super().__init__(properties)
-        self._filesystem = LakeFilesystem(properties)
-
-    def new_input(self, location: str) -> InputFile:
-        """Return the file at `location`."""
-        return _LakeInput(self._filesystem, location)
-
-    def new_output(self, location: str) -> OutputFile:
-        """Refuse: this IO is for planning."""
-        raise NotImplementedError(f"planning a read writes nothing, but wanted to: {location}")
-
-    def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Refuse: this IO is for planning."""
-        raise NotImplementedError(f"planning a read deletes nothing, but wanted to: {location}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from streamhouse.core.errors import UnsupportedError
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.lake.catalogs.guarded_catalog import guarded
 from streamhouse.lake.catalogs.rest_catalog import with_rest_catalog
+from streamhouse.lake.files.lake_io import LakeIO, with_file_io
 
 __all__ = ["LakeSqlCatalog", "open_catalog"]
 
@@ -48,7 +49,7 @@ def open_catalog(described: LakeCatalog, *, data_directory: str | None = None) -
 
     Raises `UnsupportedError` when a package that the catalog needs is not installed.
     """
-    properties = with_rest_catalog(described.properties)
+    properties = with_file_io(with_rest_catalog(described.properties), LakeIO)
     if properties.get(TYPE) == "sql":
         del properties[TYPE]
         properties[PY_CATALOG_IMPL] = f"{LakeSqlCatalog.__module__}.{LakeSqlCatalog.__name__}"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -165,6 +164,10 @@ class IcebergLakeTable:
     @property
     def whole_schema(self) -> pa.Schema:
         """The Arrow schema of all current columns, also of other engines' columns."""
+        from pyiceberg.io.pyarrow import (  # noqa: PLC0415 - imports pandas, for packing alone
+            schema_to_pyarrow,
+        )
+
         return with_defaults(schema_to_pyarrow(self._table.schema()), self.info.schema)
 
     @property

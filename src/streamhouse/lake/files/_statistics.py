@@ -9,13 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import pyarrow.parquet as pq
-from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode, compute_statistics_plan
 from pyiceberg.schema import Schema as IcebergSchema
+from pyiceberg.table import TableProperties
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from streamhouse.core.model.lake.facts import LINEAGE_COLUMNS
@@ -26,44 +27,65 @@ from streamhouse.core.types.registry import type_of_iceberg
 __all__ = ["StatisticsPlan"]
 
 
+_TRUNCATE: Final = re.compile(r"truncate\(([1-9][0-9]*)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    """A metrics mode of Iceberg; bounds of texts and bytes are cut to `length`, if not None.
+
+    The library has the same modes in a module that imports pandas.
+    """
+
+    has_counts: bool
+    has_bounds: bool
+    length: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, *, name: str) -> _Mode:
+        """Read a table's property; raises `ValueError` for no mode."""
+        mode = text.strip().lower()
+        if match := _TRUNCATE.fullmatch(mode):
+            return cls(True, True, int(match[1]))
+        if mode not in _MODES:
+            raise ValueError(f"{name} = '{text}' is none, counts, truncate(length) or full")
+        return _MODES[mode]
+
+
+_MODES: Final = {
+    "none": _Mode(False, False),
+    "counts": _Mode(True, False),
+    "full": _Mode(True, True),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leaf:
     """A Parquet column, and the encoding of its bounds as Iceberg's bytes (spec, appendix D)."""
 
     path: str
     field_id: int
-    mode: MetricsMode
+    mode: _Mode
     data_type: LogicalType | None
 
     @property
-    def has_counts(self) -> bool:
-        return self.mode.type is not MetricModeTypes.NONE
-
-    @property
     def has_bounds(self) -> bool:
-        return (
-            self.has_counts
-            and self.data_type is not None
-            and self.mode.type is not MetricModeTypes.COUNTS
-        )
+        return self.mode.has_bounds and self.data_type is not None
 
 
 class StatisticsPlan:
     """Which statistics the columns of a lake table get; the table's properties say it."""
 
     def __init__(self, schema: IcebergSchema, properties: Mapping[str, str]) -> None:
-        modes = compute_statistics_plan(schema, dict(properties))
-        self._leaves: list[_Leaf] = []
-        for path, field_id, kind in _leaves(schema.as_struct(), ""):
-            mode = modes[field_id].mode
-            self._leaves.append(
-                _Leaf(
-                    path=path,
-                    field_id=field_id,
-                    mode=mode,
-                    data_type=type_of_iceberg(str(kind)),
-                )
+        self._leaves = [
+            _Leaf(
+                path=path,
+                field_id=field_id,
+                mode=_mode(schema, field_id, properties),
+                data_type=type_of_iceberg(str(kind)),
             )
+            for path, field_id, kind in _leaves(schema.as_struct(), "")
+        ]
 
     def of_file(self, footer: pq.FileMetaData) -> dict[str, Any]:
         """Return the statistics of a file of the plan's schema, as `DataFile` names them."""
@@ -76,7 +98,7 @@ class StatisticsPlan:
         for position, leaf in self._positions(groups):
             columns = [group.column(position) for group in groups]
             sizes[leaf.field_id] = sum(column.total_compressed_size for column in columns)
-            if not leaf.has_counts:
+            if not leaf.mode.has_counts:
                 continue
             counts[leaf.field_id] = sum(column.num_values for column in columns)
             column_statistics = [c.statistics if c.is_stats_set else None for c in columns]
@@ -114,6 +136,20 @@ class StatisticsPlan:
             raise ValueError(
                 f"no field of the lake's schema is the file's column {paths[position]}"
             )
+
+
+def _mode(schema: IcebergSchema, field_id: int, properties: Mapping[str, str]) -> _Mode:
+    column = schema.find_column_name(field_id) or ""
+    name = TableProperties.DEFAULT_WRITE_METRICS_MODE
+    default = TableProperties.DEFAULT_WRITE_METRICS_MODE_DEFAULT
+    mode = _Mode.parse(properties.get(name, default), name=name)
+    name = f"{TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX}.{column}"
+    if of_column := properties.get(name):
+        mode = _Mode.parse(of_column, name=name)
+    if "." in column:
+        # As in all engines: bounds of nested columns serve no reader.
+        return replace(mode, has_bounds=False)
+    return mode
 
 
 def _start(column: pq.ColumnChunkMetaData) -> int:

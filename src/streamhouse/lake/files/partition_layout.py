@@ -21,6 +21,7 @@ from streamhouse.core.model.lake.partition_fields import (
 from streamhouse.core.model.partitioning import Clustering
 from streamhouse.core.model.schema import BUCKET_COLUMN
 from streamhouse.core.model.table import TableDescriptor
+from streamhouse.core.model.values.numpy_arrays import integer_array, integer_values
 from streamhouse.core.types.registry import type_of
 
 __all__ = [
@@ -67,7 +68,7 @@ def split_by_partition(
     for first_row, end in zip(first_rows.tolist(), np.cumsum(counts).tolist(), strict=True):
         values = iter([dictionary[int(code[first_row])] for code, dictionary in encoded])
         partition = tuple(bucket if column is None else next(values) for column in columns)
-        part = rows if order is None else rows.take(pa.array(order[start:end]))
+        part = rows if order is None else rows.take(integer_array(order[start:end], pa.int64()))
         yield partition, part
         start = end
 
@@ -75,8 +76,7 @@ def split_by_partition(
 def _encode(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[Any]]:
     """Return a number per row and the value each number stands for, null included."""
     encoded = column.dictionary_encode(null_encoding="encode")
-    codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
-    return codes, encoded.dictionary.to_pylist()
+    return integer_values(encoded.indices).astype(np.int64), encoded.dictionary.to_pylist()
 
 
 def _values(column: pa.ChunkedArray, field: LakePartitionField) -> pa.Array:
@@ -127,9 +127,11 @@ def _time_unit(unit: str) -> Callable[[pa.Array, int | None], pa.Array]:
 
     def transform(source: pa.Array, _: int | None) -> pa.Array:
         stored = source.view(type_of(source.type).stored_view)
-        numbers = stored.fill_null(0).to_numpy().astype(np.int64)
+        numbers = integer_values(stored.fill_null(0)).astype(np.int64)
         units = time_units(numbers, source.type, unit)
-        return pa.array(units, pa.int32(), mask=np.asarray(source.is_null()))
+        return pc.if_else(
+            source.is_valid(), integer_array(units, pa.int32()), pa.scalar(None, pa.int32())
+        )
 
     return transform
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from streamhouse.core.errors import StreamhouseError, UnsupportedError
 from streamhouse.core.model.lake.facts import ROW_ID_COLUMN
 from streamhouse.core.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
+from streamhouse.core.model.values.numpy_arrays import integer_array, integer_values
 from streamhouse.lake.files._field_ids import FIELD_ID_KEY
 from streamhouse.lake.files.bounds import integer_range
 from streamhouse.lake.files.deletes._deletion_vectors import encode_positions
@@ -157,8 +158,8 @@ def locate_below(
         parts, row_start = list[Positions](), 0
         with _parquet(files, file) as parquet:
             for rows in parquet.iter_batches(columns=[OFFSET_COLUMN, BUCKET_COLUMN]):
-                is_ours = rows.column(BUCKET_COLUMN).to_numpy() == bucket
-                is_below = rows.column(OFFSET_COLUMN).to_numpy() < end
+                is_ours = integer_values(rows.column(BUCKET_COLUMN)) == bucket
+                is_below = integer_values(rows.column(OFFSET_COLUMN)) < end
                 parts.append(row_start + np.flatnonzero(is_ours & is_below))
                 row_start += rows.num_rows
         positions = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
@@ -227,12 +228,12 @@ def _located(
                 rows = parquet.read_row_group(number, columns=columns, use_threads=False)
                 is_ours = None
                 if file.is_shared:
-                    is_ours = rows.column(BUCKET_COLUMN).to_numpy() == bucket
+                    is_ours = integer_values(rows.column(BUCKET_COLUMN)) == bucket
                 positions = _find(rows.column(OFFSET_COLUMN), group_offsets, is_ours)
                 ids = None
                 if has_row_ids:
                     ids = row_ids(rows, file.first_row_id, first_row=row_start).take(positions)
-                found = rows.column(OFFSET_COLUMN).to_numpy()[positions]
+                found = integer_values(rows.column(OFFSET_COLUMN))[positions]
                 parts.append(LocatedRows(row_start + positions, found, ids))
             row_start += group.num_rows
     return LocatedRows(
@@ -251,7 +252,7 @@ def _find(
 
     Other engines' files are not sorted.
     """
-    values = column.to_numpy()
+    values = integer_values(column)
     rows = np.arange(len(values)) if is_ours is None else np.flatnonzero(is_ours)
     values = values[rows]
     if not np.all(values[:-1] < values[1:]):
@@ -305,7 +306,12 @@ def _write(
     codes = np.repeat(np.arange(len(scope), dtype=np.int32), [len(p) for p in positions])
     every: npt.NDArray[Any] = np.concatenate(positions)
     rows = pa.table(
-        [pa.DictionaryArray.from_arrays(codes, pa.array(paths, pa.string())), pa.array(every)],
+        [
+            pa.DictionaryArray.from_arrays(
+                integer_array(codes, pa.int32()), pa.array(paths, pa.string())
+            ),
+            integer_array(every, pa.int64()),
+        ],
         schema=_SCHEMA,
     )
     try:

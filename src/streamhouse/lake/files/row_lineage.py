@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.model.lake.facts import ROW_ID_COLUMN, UPDATED_COLUMN
+from streamhouse.core.model.values.numpy_arrays import integer_array
 from streamhouse.lake.files._field_ids import FIELD_ID_KEY
 from streamhouse.lake.files.projection import FileColumns
 
@@ -62,7 +63,9 @@ def row_ids(rows: pa.Table, first_row_id: int | None, *, first_row: int) -> pa.A
     inherited = (
         pa.nulls(count, pa.int64())
         if first_row_id is None
-        else pa.array(np.arange(first_row_id + first_row, first_row_id + first_row + count))
+        else integer_array(
+            np.arange(first_row_id + first_row, first_row_id + first_row + count), pa.int64()
+        )
     )
     return _stored_or_inherited(rows, _ROW_ID, inherited)
 

@@ -38,6 +38,7 @@ from streamhouse.core.model.schema import (
     TIMESTAMP_COLUMN,
 )
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.numpy_arrays import integer_values
 from streamhouse.lake.files.lake_filesystem import (
     LakeFilesystem,
     lake_file_properties,
@@ -53,7 +54,6 @@ from streamhouse.reading.plan.scan_schema import (
 )
 from streamhouse.reading.scan._ordered_rows import FILES_OPEN_MAX, WINDOW_ROWS, OrderedRows
 from streamhouse.reading.scan.scan import LakeFile, ScanColumn, ScanContext
-from streamhouse.reading.where._evaluation import integer_values
 
 __all__ = ["IcebergHistory"]
 

@@ -24,6 +24,7 @@ from streamhouse.core.errors import (
     SnapshotNotFoundError,
     StorageFailedError,
 )
+from streamhouse.core.model.values.numpy_arrays import boolean_array, integer_values
 from streamhouse.lake.files.bounds import integer_range, row_group_statistics
 from streamhouse.lake.files.deletes.deleted_positions import read_deleted_positions
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
@@ -31,7 +32,7 @@ from streamhouse.lake.files.name_mapping import NameMapping, is_renaming
 from streamhouse.lake.files.projection import FileColumns, conformed
 from streamhouse.reading.scan._retraction import change_type_mask, retracted_mask
 from streamhouse.reading.scan.scan import LakePiece, RetractedOffsets, ScanColumn, ScanContext
-from streamhouse.reading.where._evaluation import boolean_array, filtered, integer_values
+from streamhouse.reading.where._evaluation import filtered
 from streamhouse.reading.where._pruning import may_match
 from streamhouse.reading.where.predicate import Predicate
 

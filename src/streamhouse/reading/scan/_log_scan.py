@@ -17,9 +17,10 @@ from streamhouse.client import LogBatch, StorageClient
 from streamhouse.core.errors import OffsetOutOfRangeError
 from streamhouse.core.model.changelog import APPEND
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.values.numpy_arrays import boolean_array, integer_array
 from streamhouse.reading.scan._retraction import change_type_array, retracted_mask
 from streamhouse.reading.scan.scan import LogPiece, ScanColumn, ScanContext
-from streamhouse.reading.where._evaluation import boolean_array, filtered, integer_array
+from streamhouse.reading.where._evaluation import filtered
 
 __all__ = ["read_log_piece"]
 

@@ -24,11 +24,11 @@ import pyarrow.parquet as pq
 
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.values.numpy_arrays import integer_values
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.projection import FileColumns
 from streamhouse.reading.scan._lake_scan import gone_files, read_lake_piece
 from streamhouse.reading.scan.scan import LakePiece, ScanContext
-from streamhouse.reading.where._evaluation import integer_values
 
 __all__ = ["OrderedRows"]
 

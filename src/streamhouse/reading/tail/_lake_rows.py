@@ -34,6 +34,7 @@ from streamhouse.core.model.schema import (
     OFFSET_COLUMN,
     RETRACTS_COLUMN,
 )
+from streamhouse.core.model.values.numpy_arrays import boolean_array, integer_array, integer_values
 from streamhouse.reading.tail._log_chunks import LogReads, chunks_of, read_log
 
 __all__ = ["FoldedSplit", "fold_split", "lake_rows"]
@@ -86,8 +87,8 @@ def fold_split(
     for chunk in chunks_of(batches):
         end = position + chunk.row_count
         rows = pa.Table.from_batches([batch.data for batch in chunk.batches]).combine_chunks()
-        change_types[position:end] = rows.column(CHANGE_TYPE_COLUMN).to_numpy()
-        retracts[position:end] = rows.column(RETRACTS_COLUMN).fill_null(-1).to_numpy()
+        change_types[position:end] = integer_values(rows.column(CHANGE_TYPE_COLUMN))
+        retracts[position:end] = integer_values(rows.column(RETRACTS_COLUMN), null=-1)
         position = end
     offsets = np.arange(first, bucket_end, dtype=np.int64)
     tail = fold_tail(change_types, retracts, offsets, boundary=first)
@@ -129,12 +130,12 @@ def lake_rows(
         )
     positions = _system_columns(batches)
     if keep is not None:
-        logged = logged.filter(pa.array(keep))
+        logged = logged.filter(boolean_array(keep))
         positions = {name: values[keep] for name, values in positions.items()}
     columns: list[pa.ChunkedArray | pa.Array] = []
     for f in schema:
         if f.name in positions:
-            columns.append(pa.array(positions[f.name]).cast(f.type))
+            columns.append(integer_array(positions[f.name], f.type))
         elif f.name == CHANGE_TYPE_COLUMN:
             columns.append(change_type_names(logged.column(f.name).combine_chunks()))
         else:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamhouse.client import LogBatch, StorageClient
 from streamhouse.core.errors import (
@@ -24,6 +25,7 @@ from streamhouse.core.model.lake.partition_fields import (
 )
 from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.model.partitioning import Clustering
+from streamhouse.core.model.values.numpy_arrays import boolean_array, integer_array
 from streamhouse.lake.files.clustering import ClusteredWriter
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.parquet_writer import (
@@ -187,7 +189,7 @@ class _SplitRows:
         if self.row_ids is None:
             return rows
         ids = self.row_ids.slice(start, end - start)
-        return with_row_ids(rows, ids if keep is None else ids.filter(pa.array(keep)))
+        return with_row_ids(rows, ids if keep is None else ids.filter(boolean_array(keep)))
 
 
 def _check_row_count(split: TieringSplit, rows: _SplitRows, files: Sequence[WrittenFile]) -> None:
@@ -290,5 +292,9 @@ def _row_ids(located: Mapping[LakeFile, LocatedRows], folded: FoldedSplit) -> pa
     places = np.minimum(np.searchsorted(offsets, folded.replaced, sorter=order), len(offsets) - 1)
     places = order[places]
     is_later = folded.survives & (offsets[places] == folded.replaced)
-    row_ids = ids.take(pa.array(places, mask=~is_later))
+    row_ids = pc.if_else(
+        boolean_array(is_later),
+        ids.take(integer_array(places, pa.int64())),
+        pa.scalar(None, pa.int64()),
+    )
     return None if row_ids.null_count == len(row_ids) else row_ids

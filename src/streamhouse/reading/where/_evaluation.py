@@ -23,6 +23,11 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.values.calendar import DAY_US
+from streamhouse.core.model.values.numpy_arrays import (
+    boolean_array,
+    integer_array,
+    integer_values,
+)
 from streamhouse.core.model.values.zone import Zone
 from streamhouse.reading.where._row_evaluation import NotByRowError, truth_of_row
 from streamhouse.reading.where.predicate import (
@@ -44,12 +49,9 @@ from streamhouse.reading.where.predicate import (
 )
 
 __all__ = [
-    "boolean_array",
     "false_rows",
     "filter_batch",
     "filtered",
-    "integer_array",
-    "integer_values",
 ]
 
 # One truth value a row, or one for all rows.
@@ -295,31 +297,6 @@ def _regex(part: str | int | None) -> str:
 def _if_valid(array: pa.Array, *, value: bool) -> pa.BooleanArray:
     """Return `value` for every row, but NULL where the column is NULL."""
     return pc.if_else(pc.is_valid(array), pa.scalar(value), _NULL)
-
-
-def integer_array(
-    values: npt.NDArray[np.int32] | npt.NDArray[np.int64], data_type: pa.DataType
-) -> pa.Array:
-    """Return `values` as an array of an integer or timestamp type of the same width."""
-    assert values.dtype.itemsize * 8 == data_type.bit_width, (values.dtype, data_type)
-    return pa.Array.from_buffers(data_type, len(values), [None, pa.py_buffer(values)])
-
-
-def boolean_array(values: npt.NDArray[np.bool_]) -> pa.BooleanArray:
-    """Return `values` as a boolean array."""
-    bits = np.packbits(values, bitorder="little")
-    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
-
-
-def integer_values(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the values of an integer or timestamp array without nulls, as 32 or 64 bits wide."""
-    assert array.null_count == 0, "a column that must not be null"
-    width = array.type.bit_width
-    buffer = array.buffers()[1]
-    if buffer is None:
-        return np.empty(0, dtype=np.int64)
-    values: npt.NDArray[np.int64] = np.frombuffer(buffer, dtype=f"i{width // 8}")
-    return values[array.offset : array.offset + len(array)]
 
 
 def filtered(batch: pa.RecordBatch, mask: pa.BooleanArray) -> pa.RecordBatch:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.model.values.numpy_arrays import integer_values
 from streamhouse.core.model.values.sorted_values import distinct
 from streamhouse.lake.files.deletes._deletion_vectors import (
     DeletionVector,
@@ -80,7 +81,7 @@ def _positions_in(
                 is_ours = pc.is_in(names, value_set=values)
                 positions = batch.column(_POSITION).cast(pa.int64()).filter(is_ours)
                 parts = (
-                    [(paths[0], positions.to_numpy(zero_copy_only=False))]
+                    [(paths[0], integer_values(positions))]
                     if len(paths) == 1
                     else _by_path(names.filter(is_ours), positions)
                 )
@@ -122,8 +123,8 @@ def _by_path(
 ) -> Iterable[tuple[str, npt.NDArray[np.int64]]]:
     """Yield each data path with its positions; one path's rows need not be together."""
     encoded = paths.dictionary_encode()
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
-    numbers = positions.to_numpy(zero_copy_only=False)
+    codes = integer_values(encoded.indices)
+    numbers = integer_values(positions)
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes, minlength=len(encoded.dictionary)))
     start = 0
