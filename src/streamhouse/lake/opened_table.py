@@ -23,9 +23,9 @@ from streamhouse.core.model.lake.facts import LakeCatalog, LakeRole
 from streamhouse.core.model.schema import Column
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.secret_sources import withheld_explained
+from streamhouse.lake.catalogs._lake_io import ReadOnlyLakeIO, with_file_io
 from streamhouse.lake.catalogs.guarded_catalog import guarded
 from streamhouse.lake.catalogs.rest_catalog import with_rest_catalog
-from streamhouse.lake.files._lake_io import ReadOnlyLakeIO, with_file_io
 from streamhouse.lake.files.name_mapping import NameMapping
 from streamhouse.lake.iceberg_errors import catalog_errors
 from streamhouse.lake.snapshots._coverage import (

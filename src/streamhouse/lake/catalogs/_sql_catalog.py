@@ -33,9 +33,9 @@ from sqlalchemy.orm import Session
 
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.core.model.lake.facts import LakeCatalog
+from streamhouse.lake.catalogs._lake_io import LakeIO, with_file_io
 from streamhouse.lake.catalogs.guarded_catalog import guarded
 from streamhouse.lake.catalogs.rest_catalog import with_rest_catalog
-from streamhouse.lake.files._lake_io import LakeIO, with_file_io
 
 __all__ = ["LakeSqlCatalog", "open_catalog"]
 

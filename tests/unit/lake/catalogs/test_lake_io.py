@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.io import PY_IO_IMPL, load_file_io
 
 from streamhouse.core.errors import UnsupportedError
-from streamhouse.lake.files._lake_io import LakeIO, with_file_io
+from streamhouse.lake.catalogs._lake_io import LakeIO, with_file_io
 
 
 def _io(folder: Path) -> LakeIO:
