@@ -249,8 +249,10 @@ def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
     numbered: set[int | None] = set()
     stream = _opened(body, request)
     names = stream.schema.names
-    columns = pa.schema([field for field in stream.schema if field.name != CHANGE_TYPE_COLUMN])
-    schema_id = request.version(stream.schema if request.verb == "delete" else columns)
+    columns = stream.schema
+    if CHANGE_TYPE_COLUMN in names and request.verb != "delete":
+        columns = columns.remove(names.index(CHANGE_TYPE_COLUMN))
+    schema_id = request.version(columns)
     for part in stream.batches():
         _check_sequence(part, request)
         if part.sequence:
