@@ -58,6 +58,7 @@ FETCH_BYTES: Final = 4 << 20
 
 ROWS: Final = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())])
 _BATCH: Final = struct.Struct(">qi")
+SMALL_RATIO_MIN: Final = 0.9
 _PREPARED_MAX_S: Final = 60.0
 _BATCH_LAST: Final = struct.Struct(">i")
 
@@ -160,7 +161,10 @@ class _Door:
         topic, twin = f"raw_{batch_records}", f"raw_{batch_records}_http"
         for name in (topic, twin):
             self._create(name, RAW_TOPIC)
-        self._report_produced(kind, topic, twin, columns, rows, batches, bar=bar)
+        ratio_min = None if is_judged else SMALL_RATIO_MIN
+        self._report_produced(
+            kind, topic, twin, columns, rows, batches, bar=bar, ratio_min=ratio_min
+        )
         record_count = batches * batch_records
         rate = record_count / self._seconds(lambda: self._fetch_all(topic, record_count))
         limit = record_count / self._seconds(lambda: self._fetch_rows(twin, record_count))
@@ -200,6 +204,7 @@ class _Door:
         batches: int,
         *,
         bar: int | None,
+        ratio_min: float | None = None,
     ) -> None:
         records = b"".join(write_batch(columns, base_offset=0))
         # The first requests of a table are not those of every day.
@@ -208,7 +213,9 @@ class _Door:
         record_count = len(columns) * batches
         rate = record_count / self._seconds(lambda: self._produce(topic, records, batches))
         limit = record_count / self._seconds(lambda: self._append(twin, rows, batches))
-        _report_service(f"produced: {kind}", rate, limit, bar=bar, how="appended")
+        _report_service(
+            f"produced: {kind}", rate, limit, bar=bar, ratio_min=ratio_min, how="appended"
+        )
 
     def _seconds(self, work: Callable[[], object]) -> float:
         """Return the processor time of the service that some work takes."""
@@ -272,14 +279,28 @@ def _at_once(works: Sequence[Callable[[], object]]) -> None:
         thread.join()
 
 
-def _report_service(name: str, rate: float, limit: float, *, bar: int | None, how: str) -> None:
+def _report_service(
+    name: str,
+    rate: float,
+    limit: float,
+    *,
+    bar: int | None,
+    how: str,
+    ratio_min: float | None = None,
+) -> None:
+    if ratio_min is not None:
+        bar_text, reached = f"at least {ratio_min}", rate >= ratio_min * limit
+    elif bar is not None:
+        bar_text, reached = f"at least {bar / 1e6:g} M records/s", rate >= bar
+    else:
+        bar_text, reached = "not set", None
     report(
         name,
         measured=f"{rate / 1e6:.2f} M records/s of the service's processor",
         limit=f"the same rows {how} in Arrow over HTTP: {limit / 1e6:.2f} M/s",
         ratio=rate / limit,
-        bar="not set" if bar is None else f"at least {bar / 1e6:g} M records/s",
-        reached=None if bar is None else rate >= bar,
+        bar=bar_text,
+        reached=reached,
     )
 
 
