@@ -13,6 +13,7 @@ from pyiceberg.table import Table
 from integration.judges.duckdb_read import connect
 from streamhouse.api.client import StreamhouseClient
 from streamhouse.core.errors import InvalidSchemaError, UnsupportedError
+from tests.support.live_tables import live_catalog
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -132,3 +133,22 @@ def _check_default(client: StreamhouseClient, data_type: str, default: Any) -> N
     assert scanned == ours
     (first, second) = _by_duckdb(lake, "id, c")
     assert (str(first[1]), second[1]) == (str(ours[0]["c"]), None)
+
+
+def test_an_updated_row_has_its_id_in_a_live_table(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table(
+            "t", "id BIGINT, v STRING", primary_key=["id"], properties={VERSION: "3"}
+        )
+        live = live_catalog(service.endpoint)
+        client.upsert("t", [{"id": n, "v": "a"} for n in range(4)])
+        tier_once(client)
+        ids = _by_duckdb(_lake(client, "default.t"), "id, _row_id")
+
+        for v in ("b", "c"):
+            client.upsert("t", [{"id": 1, "v": v}, {"id": 4, "v": v}])
+            fresh = _by_duckdb(live.load_table("default.t"), "id, _row_id, v")
+            assert [row[:2] for row in fresh[:4]] == ids
+            assert (fresh[1][2], len({row[1] for row in fresh})) == (v, 5)
+        tier_once(client)
+        assert _by_duckdb(_lake(client, "default.t"), "id, _row_id")[:4] == ids
