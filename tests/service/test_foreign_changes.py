@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from duckdb import DuckDBPyConnection
+from pyiceberg.catalog import load_catalog
 
 from streamhouse.api.client import StreamhouseClient
+from streamhouse.cli.client_commands.tables import command as tables
 from tests.support.foreign_changes import (
     REFUSED_OF_KEY_TABLES,
     REFUSED_OF_LOG_TABLES,
@@ -102,3 +105,32 @@ def test_what_is_refused_of_duckdb_changes_nothing(
         one.append(10)
         one.tier()
         one.check()
+
+
+@pytest.mark.parametrize("version", ["2", "3"])
+def test_sums_are_right_after_duckdb(
+    client: StreamhouseClient, duckdb: DuckDBPyConnection, version: str
+) -> None:
+    """DuckDB leaves the size of files out, and counts replaced deletion vectors on."""
+    table = ForeignTable(client, duckdb, f"sums{version}")
+    properties = {VERSION: version, "table.datalake.auto-maintenance": "false"}
+    client.create_table(table.path, SCHEMA, properties=properties)
+    table.append(300)
+    table.tier()
+    for rest in (1, 2, 3):
+        duckdb.execute(f'DELETE FROM lake."default".sums{version} WHERE id % 10 = {rest}')
+    sizes = CliRunner().invoke(tables, ["--endpoint", client.endpoint, "--sizes", "--json"])
+    assert sizes.exception is None
+    assert '"lake_rows": 300' in sizes.output
+    table.append(10)
+    table.tier()
+
+    uri = f"{client.endpoint}/iceberg"
+    lake_table = load_catalog("c", type="rest", uri=uri).load_table(table.path)
+    snapshot = lake_table.current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    summed = snapshot.summary.additional_properties
+    assert int(summed["total-delete-files"]) == (1 if version == "3" else 3)
+    assert summed["total-position-deletes"] == "90"
+    assert summed["total-records"] == "310"

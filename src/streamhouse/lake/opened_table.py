@@ -44,6 +44,7 @@ from streamhouse.lake.snapshots._outside_changes import (
 from streamhouse.lake.snapshots._partition_filter import PartitionFilter
 from streamhouse.lake.snapshots.expressions import Expression
 from streamhouse.lake.snapshots.live_files import (
+    DeleteEntry,
     DeleteIndex,
     ManifestFiles,
     added_files,
@@ -290,9 +291,18 @@ class SnapshotFiles:
 
     def deletes(self) -> DeleteIndex:
         """Return the position deletes; raises `UnsupportedError` for deletes of another kind."""
-        return DeleteIndex(
-            entry
-            for manifest in self._manifests
-            if manifest.content == ManifestContent.DELETES
-            for entry in delete_files(self._io, manifest, table=self._name)
+        return DeleteIndex(self._delete_entries())
+
+    def size(self) -> tuple[int, int]:
+        """Return the bytes of all files, files of deletes included, and the rows of data files."""
+        data = list(self.data())
+        delete_sizes = {e.deletes.path: e.deletes.file_bytes for e in self._delete_entries()}
+        return (
+            sum(delete_sizes.values()) + sum(sum(files.file_bytes) for files in data),
+            sum(sum(files.row_counts) for files in data),
         )
+
+    def _delete_entries(self) -> Iterator[DeleteEntry]:
+        for manifest in self._manifests:
+            if manifest.content == ManifestContent.DELETES:
+                yield from delete_files(self._io, manifest, table=self._name)

@@ -371,12 +371,7 @@ def _lake_size(
     require("lake", "'streamhouse tables --sizes'")
     from streamhouse.reading.files.planner import open_lake_table  # noqa: PLC0415 - `--help` does not wait for pyiceberg
 
-    opened = open_lake_table(client.lake_catalog(), name, table_uuid=lake.table_uuid)
-    for snapshot in opened.snapshots():
-        if snapshot["is_current"]:
-            properties = snapshot["properties"]
-            return int(properties["total-files-size"]), int(properties["total-records"])
-    return 0, 0
+    return open_lake_table(client.lake_catalog(), name, table_uuid=lake.table_uuid).size()
 
 
 def _ratio(state: TableState, sizes: TableSizes, cold: int, lake_rows: int) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -78,8 +78,9 @@ def stage_snapshot(
     manifests = SnapshotManifests(table, snapshot_id=snapshot_id)
     added = manifests.of_added(changes.added, data_sequence_number=changes.data_sequence_number)
     parent_manifests = manifests.of_parent(parent, removed=changes.removed)
+    all_manifests = [*added, *parent_manifests]
     written = manifests.write_list(
-        [*added, *parent_manifests], parent_id=parent_id, sequence_number=sequence_number
+        all_manifests, parent_id=parent_id, sequence_number=sequence_number
     )
     snapshot = Snapshot.model_validate(
         {
@@ -87,7 +88,7 @@ def stage_snapshot(
             "parent-snapshot-id": parent_id,
             "manifest-list": written.location,
             "sequence-number": sequence_number,
-            "summary": _summary(metadata, changes, parent, summary),
+            "summary": _summary(metadata, changes, parent, summary, all_manifests),
             "schema-id": metadata.current_schema_id,
             "first-row-id": written.first_row_id,
             "added-rows": written.row_count,
@@ -131,6 +132,7 @@ def _summary(
     changes: SnapshotChanges,
     parent: Snapshot | None,
     properties: Mapping[str, str],
+    manifests: Sequence[ManifestFile],
 ) -> Summary:
     collector = _SummaryCollector()
     specs, schema = metadata.specs(), metadata.schema()
@@ -143,4 +145,24 @@ def _summary(
         Summary(Operation.OVERWRITE, **collector.build(), **properties),
         None if parent is None or parent.summary is None else parent.summary,
     )
-    return Summary(changes.operation, **summed.additional_properties)
+    return Summary(changes.operation, **{**summed.additional_properties, **_totals(manifests)})
+
+
+def _totals(manifests: Sequence[ManifestFile]) -> dict[str, str]:
+    """Return the sums that the manifests themselves have, whatever the parent's summary says.
+
+    Other engines may leave sums out, and DuckDB 1.5 counts replaced deletion vectors on and on.
+    """
+    totals = {}
+    for content, files, rows in (
+        (ManifestContent.DATA, "total-data-files", "total-records"),
+        (ManifestContent.DELETES, "total-delete-files", "total-position-deletes"),
+    ):
+        counted = [manifest for manifest in manifests if manifest.content == content]
+        totals[files] = sum(
+            (m.added_files_count or 0) + (m.existing_files_count or 0) for m in counted
+        )
+        totals[rows] = sum(
+            (m.added_rows_count or 0) + (m.existing_rows_count or 0) for m in counted
+        )
+    return {name: str(total) for name, total in totals.items()}

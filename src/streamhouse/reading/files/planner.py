@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from streamhouse.core.errors import CorruptDataError, SnapshotNotFoundError
 from streamhouse.core.model.lake.coverage import CoveredOffsets, offsets_of_properties
@@ -34,6 +34,8 @@ from streamhouse.reading.files._file_pruning import LakeQuery
 from streamhouse.reading.scan.scan import LakeFile
 
 __all__ = ["LakeFiles", "LakeTable", "older_lake", "open_lake_table"]
+
+_SIZE_PROPERTIES: Final = ("total-files-size", "total-records")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +172,20 @@ class LakeTable:
             }
             for snapshot in self._table.snapshots()
         ]
+
+    def size(self) -> tuple[int, int]:
+        """Return bytes and rows of the current snapshot, with deleted rows and files of deletes.
+
+        Other engines may leave the sums out of the snapshot: DuckDB does. Then manifests are read.
+        """
+        snapshot_id = self._table.snapshot_id
+        snapshot = None if snapshot_id is None else self._table.snapshot(snapshot_id)
+        if snapshot is None:
+            return 0, 0
+        size_bytes, rows = (snapshot.properties.get(name) for name in _SIZE_PROPERTIES)
+        if size_bytes is None or rows is None:
+            return self._table.files(snapshot.snapshot_id).size()
+        return int(size_bytes), int(rows)
 
     def plan(
         self,
