@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -53,6 +54,7 @@ SHARED_SOCKET_VARIABLE: Final = "STREAMHOUSE_SHARED_SOCKET"
 _ADVERTISED_HOST: Final = re.compile(r"[A-Za-z0-9_.:-]{1,253}", re.ASCII)
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::", "[::]", "")
 _MIB: Final = 1 << 20
+_READERS_MAX: Final = 64
 MEMORY: Final = "Memory limits"
 CONNECTIONS: Final = "Connection limits"
 TABLES: Final = "Table limits"
@@ -345,9 +347,21 @@ class ServiceConfig(ServiceSettings):
             raise InvalidRequestError(
                 f"catalog_access '{self.catalog_access}' must be {' or '.join(CATALOG_ACCESS)}"
             )
+        self._check_readers()
         self._check_access()
         self._check_journal()
         self._check_kafka()
+
+    def _check_readers(self) -> None:
+        if not 0 <= self.readers <= _READERS_MAX:
+            raise InvalidRequestError(f"--readers {self.readers} is not in 0..{_READERS_MAX}")
+        if self.readers and self.tls_certificate_file is not None:
+            raise InvalidRequestError(
+                "--readers with --tls-cert: a connection with TLS cannot be handed to another"
+                " process; put what speaks TLS before the service"
+            )
+        if self.readers and sys.platform != "linux":
+            raise InvalidRequestError("--readers needs Linux")
 
     def _check_journal(self) -> None:
         if self.journal_url is None:

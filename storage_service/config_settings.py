@@ -49,6 +49,15 @@ class ServiceSettings:
     port: int = setting(
         SERVICE, "--port", "0 picks a free port.", default=DEFAULT_PORT, kind=Kind.NUMBER
     )
+    readers: int = setting(
+        SERVICE,
+        "--readers",
+        "Processes that answer lookups by key beside this one, each with a copy of the rows in"
+        " memory; needs Linux, and no TLS.",
+        default=0,
+        kind=Kind.NUMBER,
+        metavar="N",
+    )
     token: str | None = setting(
         ACCESS,
         "--token-file",

@@ -31,6 +31,7 @@ import fcntl
 import logging
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +44,9 @@ __all__ = ["DataDirectory"]
 _logger = logging.getLogger(__name__)
 
 PRIVATE: Final = 0o700
+# The kernel kills the readers of an owner that dies, at once.
+_CHILDREN_END_S: Final = 10.0
+_CHILDREN_LOOK_S: Final = 0.01
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 DROPPED_SUFFIX: Final = ".dropped"
 GIVEN_UP_SUFFIX: Final = ".given-up"
@@ -81,9 +85,9 @@ class DataDirectory:
                 f"data directory {path} cannot be used: {error.strerror}"
             ) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except OSError as error:
-            owner = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            owner = _owner_of(descriptor)
             os.close(descriptor)
             raise UnavailableError(
                 f"data directory {path} is in use by another streamhouse service"
@@ -93,6 +97,12 @@ class DataDirectory:
         os.write(descriptor, f"{os.getpid()}\n".encode())
         filesystem.sync_directory(path.parent)
         return cls(path, descriptor)
+
+    @property
+    def lock_descriptor(self) -> int:
+        """The file of the lock; a child with the file holds the lock, too, until the child ends."""
+        assert self._lock_descriptor is not None
+        return self._lock_descriptor
 
     @property
     def place(self) -> str:
@@ -203,6 +213,37 @@ class DataDirectory:
         descriptor, self._lock_descriptor = self._lock_descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock the file; waits a moment for children of an owner that has died. Raises OSError."""
+    deadline = time.monotonic() + _CHILDREN_END_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if _is_running(_owner_of(descriptor)) or time.monotonic() > deadline:
+                raise
+            time.sleep(_CHILDREN_LOOK_S)
+        else:
+            return
+
+
+def _owner_of(descriptor: int) -> str:
+    """Return the process id in the lock's file, empty without one."""
+    return os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+
+
+def _is_running(process: str) -> bool:
+    """Whether a process still runs, as far as the system tells."""
+    try:
+        state = Path(f"/proc/{int(process)}/stat").read_text("ascii", "replace")
+    except ValueError:
+        return True
+    except OSError:
+        return not Path("/proc/self").exists()
+    # The state follows the name in parentheses; a zombie has closed its files.
+    return not state.rpartition(")")[2].lstrip().startswith("Z")
 
 
 def _make_private(path: Path) -> None:

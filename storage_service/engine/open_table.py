@@ -10,10 +10,10 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -50,6 +50,7 @@ _S = TypeVar("_S", bound=Sidecar)
 # So few who wait for rows are woken before the writer is answered: its client would take the
 # processor for the next request while they are on their way (measured: an eighth of their time).
 _READERS_FIRST_MAX: Final = 4
+_FORM: Final = frozenset(("info", "is_dropped"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,9 @@ class Away:
 
 class OpenTable(abc.ABC):
     """The common parts of log tables and primary key tables."""
+
+    on_change: Callable[[], None] | None = None
+    """Called when the table is described anew, dropped or moved; no caller is answered yet."""
 
     def __init__(
         self,
@@ -120,6 +124,12 @@ class OpenTable(abc.ABC):
         self._next_spread_bucket = 0
         # bucket -> (first offset that is not tiered, its timestamp)
         self._untiered_since: dict[int, tuple[int, int]] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, and report a change of `_FORM`; properties would slow all reads."""
+        super().__setattr__(name, value)
+        if name in _FORM and self.on_change is not None:
+            self.on_change()
 
     @property
     def path(self) -> TablePath:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +34,8 @@ class Wakeups:
         self._limit = limit
         self.count = 0
         """How many wait."""
+        self.on_wake: Callable[[], None] | None = None
+        """Called before the waiters wake; rows are visible by then, and no writer is answered."""
         self._waiting: dict[int, set[Watch]] = {}
 
     def waiter(self, bucket: int, *, timeout_s: float | None) -> asyncio.Future[None]:
@@ -53,6 +55,9 @@ class Wakeups:
 
     def wake(self, buckets: Iterable[int]) -> None:
         """Wake the waiters of `buckets` and the waiters of any bucket."""
+        buckets = tuple(buckets)
+        if self.on_wake is not None:
+            self.on_wake()
         for bucket in (*buckets, ANY_BUCKET):
             self._wake(bucket)
 

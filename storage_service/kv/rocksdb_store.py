@@ -34,6 +34,7 @@ from weakref import WeakSet
 
 import pyarrow as pa
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Checkpoint,
     ChecksumType,
@@ -128,9 +129,19 @@ class RocksdbStore:
     """One bucket's rows in one RocksDB. `close` is idempotent; later reads and writes raise."""
 
     def __init__(
-        self, path: Path, *, table_id: int, bucket: int, options: StoreOptions | None = None
+        self,
+        path: Path,
+        *,
+        table_id: int,
+        bucket: int,
+        options: StoreOptions | None = None,
+        is_copy: bool = False,
     ) -> None:
-        """Open the store at `path`, or create it empty, with the marker at offset 0."""
+        """Open the store at `path`, or create it empty, with the marker at offset 0.
+
+        With `is_copy` another process has the store open: the files present now are read, and
+        nothing is written. A file that the other process removes meanwhile looks like damage.
+        """
         self._path: Final = path
         self._identity: Final = (bucket, table_id)
         self.on_damage: OnDamage = _as_it_is
@@ -140,15 +151,20 @@ class RocksdbStore:
         # Held while using a cursor. Cursor calls hold the interpreter anyway, so waits are short.
         self._scanning: Final = threading.Lock()
         self._cursors: Final[WeakSet[_Cursor]] = WeakSet()
-        path.mkdir(parents=True, exist_ok=True)
+        if not is_copy:
+            path.mkdir(parents=True, exist_ok=True)
         with self._door():
             problem = problem_of(path)
             if problem:
                 raise RuntimeError(f"Corruption: {problem}")
             ours = _rocksdb_options(options or StoreOptions())
+            if is_copy:
+                # All files are opened at once, and stay readable when they are removed.
+                ours.set_max_open_files(-1)
+            access = AccessType.read_only() if is_copy else AccessType.read_write()
             # Without options for the column family RocksDB would take them from an unchecked file,
             # and without filters.
-            self._db: Final = Rdict(str(path), ours, {_COLUMN_FAMILY: ours})
+            self._db: Final = Rdict(str(path), ours, {_COLUMN_FAMILY: ours}, access)
         try:
             self._flushed = self._written = self._read_marker()
         except BaseException:

@@ -34,7 +34,7 @@ from streamhouse.storage_service.live._build_messages import (
 )
 from streamhouse.storage_service.live._service_log import ServiceLog
 from streamhouse.storage_service.log.segments.segment import StoredBatch
-from streamhouse.storage_service.server.process_memory import resident_bytes
+from streamhouse.storage_service.server.status.process_memory import resident_bytes
 
 if TYPE_CHECKING:
     # Loading the lake library takes a second, and most services show no live tables.

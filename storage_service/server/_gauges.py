@@ -71,7 +71,7 @@ _CONSUMER_GAUGES: Final[Mapping[str, str]] = {
 
 async def read_state(service: Service) -> list[Metric]:
     """Return all metrics of the present state. Event loop only."""
-    gauges = await _gauges(service)
+    gauges = await _gauges(service) | _reader_gauges(service)
     rounds = CounterMetricFamily(
         "streamhouse_tiering_rounds",
         "Tiering rounds ended: in_time (within the freshness), late or failed.",
@@ -251,6 +251,18 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
         "grants_reload_failures": (
             "Changed grants files that were broken; the old grants stayed in use.",
             service.access.reload_failures,
+        ),
+    }
+
+
+def _reader_gauges(service: Service) -> dict[str, tuple[str, float]]:
+    readers = service.reader_figures()
+    return {
+        "readers": ("Processes that read beside this one.", readers.processes),
+        "reader_connections": ("Connections that readers have.", readers.connections),
+        "reader_key_bytes": (
+            "Memory of rows by key in all readers; each has a copy of its own.",
+            readers.key_bytes,
         ),
     }
 

@@ -60,6 +60,7 @@ from streamhouse.storage_service.server.http._sockets import (
 from streamhouse.storage_service.server.http.http_exchange import App, Tenure
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import Certificate
+from streamhouse.storage_service.server.readers._readers import Readers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards._moves import MoveDesk
 from streamhouse.storage_service.server.shards.other_shards import Shards
@@ -462,6 +463,10 @@ class _Process:
                     bound, connections=self._connections, certificate=self._certificate
                 )
                 announcements.append(await listening.enter_async_context(accepting))
+            if self.config.readers:
+                readers = Readers(service, self._server, count=self.config.readers)
+                listening.push_async_callback(readers.close)
+                readers.start()
             on_stop = self._on_ready(self.endpoint)
             for announcement in announcements:
                 self._on_door(announcement)

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import logging
-import re
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from streamhouse.core.errors import (
     CheckFailedError,
-    ForbiddenError,
     NotFoundError,
     NotOwnerError,
     OverloadedError,
-    RequestTooLargeError,
     StreamhouseError,
-    UnauthorizedError,
-    UnavailableError,
     UnknownOutcomeError,
+    UnsupportedError,
 )
 from streamhouse.core.model.table import TablePath
 from streamhouse.core.traces.stages import stage_ended
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.keys.key_lookup import LookupTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.upkeep.jobs import Job
-from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
+from streamhouse.storage_service.server._request_service import RequestService
 from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.history.since_time import (
@@ -44,12 +39,9 @@ from streamhouse.storage_service.server.http._memory_return import (
     MemoryReturn,
     give_back,
 )
-from streamhouse.storage_service.server.http._own_task import own_task
-from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
-from streamhouse.storage_service.server.http.body_memory import BodyMemory, HeldBody
-from streamhouse.storage_service.server.http.fair_shares import FairTurns, WorkingMemory
+from streamhouse.storage_service.server.http.body_memory import HeldBody
+from streamhouse.storage_service.server.http.fair_shares import WorkingMemory
 from streamhouse.storage_service.server.http.http_exchange import (
-    MESSAGE_CHARACTERS_MAX,
     HttpExchange,
     Tenure,
 )
@@ -64,22 +56,24 @@ from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 if TYPE_CHECKING:
     from streamhouse.core.traces.spans import Spans
 
-__all__ = ["Service"]
+__all__ = ["ReaderFigures", "Service"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-_RESERVED_REQUESTS: Final = 100
 _WORKING_SHARE: Final = 2
 _SUBSCRIPTION_END_S: Final = 1.0
-# A single busy caller may have seven eighths of all requests, two busy callers less than half each.
-_SHARE_OF_FREE: Final = 7
-# An error at a limit names the limit: "... (open_requests_max); try again later".
-_NAMED_LIMIT: Final = re.compile(r"\((\w+)\)")
-_LIMITS: Final = frozenset(option.name for option in ServiceConfig.limits())
 
 
-class Service:
+class ReaderFigures(NamedTuple):
+    """The processes that read beside the owner; their connections and memory of rows by key."""
+
+    processes: int = 0
+    connections: int = 0
+    key_bytes: int = 0
+
+
+class Service(RequestService):
     """A running service. Event loop only, besides what `run_blocking` runs."""
 
     def __init__(
@@ -96,24 +90,16 @@ class Service:
         moves: MoveDesk | None = None,
         spans: Spans | None = None,
     ) -> None:
-        self.config = config
+        super().__init__(
+            config, executor, metrics, tenure=tenure, connections=connections, spans=spans
+        )
         self.lake_reads = lake_reads
         """Reads of rows that have left the log."""
-        self.spans = spans
-        """None: the service makes no traces."""
         self.moves = moves
         """Moves of tables between shards; None without a journal."""
         self.shards = shards
         """All shards of the service; None without a journal."""
-        self.tenure = tenure
-        """The ownership of this shard; None without a journal."""
         self.manager = manager
-        self.metrics = metrics
-        metrics.show_limits(
-            {option.name: getattr(config, option.name) for option in config.limits()}
-        )
-        self.foreign_requests = ForeignRequests(config)
-        self.access = AccessControl(config)
         figures = ServiceFigures(
             manager,
             metrics,
@@ -123,8 +109,6 @@ class Service:
             request_memory_bytes=lambda: self.request_memory_bytes,
         )
         self.status = StatusSampler(manager, figures, full_tables_max=config.metrics_tables_max)
-        self.body_memory = BodyMemory(config.bodies_bytes_max, body_bytes_max=config.body_bytes_max)
-        self.answers = AnswerMemory(config.answers_bytes_max)
         self.working_memory = WorkingMemory(config.bodies_bytes_max // _WORKING_SHARE)
         self.memory_return = MemoryReturn(
             held_bytes=lambda: self.request_memory_bytes,
@@ -132,20 +116,11 @@ class Service:
         )
         self.door_gauges: dict[str, tuple[str, Callable[[], float]]] = {}
         """Metrics of the doors: name -> help text, and the function that reads the value."""
-        self.open_requests = 0
-        self._requests_by_share: dict[str, int] = {}
-        # No `or`: an empty `OpenConnections` is false.
-        self.connections = OpenConnections.of(config) if connections is None else connections
+        self.reader_figures: Callable[[], ReaderFigures] = ReaderFigures
         self.subscriptions: set[HttpExchange] = set()
         """The open subscriptions."""
-        self.is_draining = False
         self.on_drain: list[Callable[[], None]] = []
         """Functions to call when stopping begins, which end the waits of clients."""
-        self._executor = executor
-        self.turns = FairTurns(config.worker_threads)
-        """The turns on worker threads."""
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def request_memory_bytes(self) -> int:
@@ -159,6 +134,16 @@ class Service:
     def readable(self, path: str) -> OpenTable:
         """Return the table of a URL, only for reads; raises as the table registry does."""
         return self._find(path, self.manager.readable)
+
+    def lookup_table(self, path: str) -> LookupTable:
+        """See `RequestService.lookup_table`; raises `UnsupportedError` for a log table."""
+        table = self.readable(path)
+        if isinstance(table, LookupTable):
+            return table
+        raise UnsupportedError(
+            f"table '{table.path}' has no primary key, so rows cannot be looked up in it; fetch"
+            " its log"
+        )
 
     def transactions_of(self, table: OpenTable) -> TableTransactions:
         """Return the transactions of a table; raises if the table is not open any more."""
@@ -193,27 +178,6 @@ class Service:
     async def _return_memory(self) -> None:
         if self.memory_return.is_due():
             await self.run_blocking(give_back)
-
-    async def run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Run `function` on a worker thread, in the caller's turn."""
-        await own_task()
-        handed_over = time.perf_counter()
-
-        def run() -> _T:
-            self.metrics.worker_wait_seconds.observe(time.perf_counter() - handed_over)
-            stage_ended("thread")
-            return function(*args)
-
-        async with self.turns.turn():
-            return await asyncio.get_running_loop().run_in_executor(
-                self._executor, contextvars.copy_context().run, run
-            )
-
-    async def run_by_size(self, function: Callable[..., _T], body: bytes, *args: Any) -> _T:
-        """Run `function` on a body: a small body on the event loop, else on a worker thread."""
-        if len(body) > self.config.inline_bytes_max:
-            return await self.run_blocking(function, body, *args)
-        return function(body, *args)
 
     async def decode(self, function: Callable[..., _T], body: bytes, *args: Any) -> _T:
         """Decode the body of a write as `run_by_size`; then check that this process may write."""
@@ -274,42 +238,6 @@ class Service:
                 " as it was, with what tells it from others"
             ) from error
 
-    def begin_request(self, share: str, *, is_about_service: bool = False) -> None:
-        """Count a request in progress; raises while stopping and at the limits.
-
-        A caller may have at most `_SHARE_OF_FREE` times as many requests as are free, so another
-        caller can always begin a request. Some places are reserved for requests about the service:
-        operators must get answers from a full service.
-        """
-        if self.is_draining:
-            raise UnavailableError("the service is stopping; try again later or on its successor")
-        requests_max, caller_requests = (
-            self.config.open_requests_max,
-            self._requests_by_share.get(share, 0),
-        )
-        if self.open_requests >= requests_max + (_RESERVED_REQUESTS if is_about_service else 0):
-            raise OverloadedError(
-                f"{requests_max} requests are in progress (open_requests_max); try again later"
-            )
-        free = requests_max - self.open_requests
-        if caller_requests and caller_requests >= free * _SHARE_OF_FREE and not is_about_service:
-            raise OverloadedError(
-                f"{caller_requests} of {requests_max} requests in progress are this caller's"
-                " (open_requests_max), which leaves no more for the others; try again later"
-            )
-        self.open_requests += 1
-        self._requests_by_share[share] = caller_requests + 1
-        self._idle.clear()
-
-    def end_request(self, share: str) -> None:
-        """End the count of a request that `begin_request` has counted."""
-        self.open_requests -= 1
-        remaining = self._requests_by_share.pop(share) - 1
-        if remaining:
-            self._requests_by_share[share] = remaining
-        if self.open_requests == 0:
-            self._idle.set()
-
     @contextlib.contextmanager
     def subscription(self, exchange: HttpExchange) -> Iterator[None]:
         """Count a subscription within the context; raises `OverloadedError` at the limit."""
@@ -331,12 +259,6 @@ class Service:
         self.metrics.received_bytes.inc(len(body))
         return body
 
-    @contextlib.asynccontextmanager
-    async def held_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
-        """Receive the body of a request, and hold its memory within the context."""
-        with self.body_memory.body(exchange.share) as memory:
-            yield await exchange.read_body(memory)
-
     def count_broken(self, error: StreamhouseError | None) -> None:
         """Count the refused rows of an error, if they broke a constraint."""
         if isinstance(error, CheckFailedError) and error.broken is not None:
@@ -346,25 +268,9 @@ class Service:
                 table.broken_rows[constraint, "refused"] += count
 
     def report(self, exchange: Exchange, error: StreamhouseError) -> None:
-        """Count an answered error; log the error as a warning if an operator should see it."""
-        self.metrics.errors.labels(error.code).inc()
+        """See `RequestService.report`."""
         self.count_broken(error)
-        if isinstance(error, OverloadedError | RequestTooLargeError):
-            for name in _LIMITS.intersection(_NAMED_LIMIT.findall(error.message)):
-                self.metrics.limits_reached.labels(name).inc()
-        if isinstance(error, UnauthorizedError | ForbiddenError):
-            self.access.record_refusal(exchange, error.code)
-        # Refusals at a limit are normal, and a log line for each would add load.
-        is_normal = error.http_status < 500 or isinstance(error, OverloadedError | UnavailableError)
-        level = logging.DEBUG if is_normal else logging.WARNING
-        _logger.log(
-            level,
-            "event=error request_id=%s route=%s code=%s message=%r",
-            exchange.request_id,
-            exchange.route,
-            error.code,
-            error.message[:MESSAGE_CHARACTERS_MAX],
-        )
+        super().report(exchange, error)
 
     async def drain(self) -> None:
         """Refuse new requests, end waits, subscriptions and slow bodies, wait for all others."""

@@ -27,6 +27,7 @@ IMPORTERS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.storage_service.ownership.shards.entries",
         "streamhouse.storage_service.ownership.shards.move_set",
         "streamhouse.storage_service.directory.state_file",
+        "streamhouse.storage_service.server.readers._board",
     ),
     "duckdb": (
         "streamhouse.reading.duckdb._query_database",

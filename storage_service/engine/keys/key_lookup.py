@@ -9,9 +9,10 @@ Few keys are looked up as plain Python values, at a tenth of the cost of arrays;
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import mmh3
 import numpy as np
@@ -27,12 +28,13 @@ from streamhouse.core.model.bucketing import (
 from streamhouse.core.model.casts.conform import conform
 from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER
 from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
-from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.core.model.values.sorted_values import distinct
 from streamhouse.core.types.registry import type_of
-from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
-from streamhouse.storage_service.kv.kv_tablet import KvTablet
+from streamhouse.storage_service.engine.keys.key_bucket import table_rules
 from streamhouse.storage_service.kv.lookup import (
+    FoundRows,
+    FoundValues,
     check_key_names,
     check_prefix,
     check_prefix_columns,
@@ -42,8 +44,17 @@ from streamhouse.storage_service.kv.lookup import (
 from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_keys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
+from streamhouse.storage_service.kv.table_rules import TableRules
 
-__all__ = ["KeyAnswer", "KeyLookup", "Keys", "StoredRows"]
+__all__ = [
+    "BucketRows",
+    "KeyAnswer",
+    "KeyLookup",
+    "Keys",
+    "LookupBucket",
+    "LookupTable",
+    "StoredRows",
+]
 
 # Up to so many keys a bucket are looked up one by one, and so many rows made value by value. A key
 # takes 2 us then, arrays take 200 us for each bucket, and hardly more for a hundred keys than for
@@ -53,6 +64,56 @@ _FEW: Final = 48
 _FEW_KEYS_MAX: Final = 2_000
 _UNCOUNTED_KEYS: Final = 16
 _ANY_SIZE: Final = 1 << 62
+
+
+class BucketRows(Protocol):
+    """The rows of one bucket by key; see `KvTablet`. Any thread."""
+
+    @property
+    def rules(self) -> TableRules:
+        """The facts about the table; `schema_id` is the version of the rows."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all rows are in memory."""
+
+    def find(self, keys: pa.Array, *, bytes_max: int) -> FoundValues:
+        """Return the newest stored row of each encoded key."""
+
+    def find_few(
+        self,
+        keys: Sequence[bytes],
+        hashes: Sequence[tuple[int, int]],
+        *,
+        bytes_max: int,
+        reads_files: bool,
+    ) -> FoundValues | None:
+        """As `find`, for few keys; None if files must be read without `reads_files`."""
+
+    def prefix_lookup(self, prefix: pa.RecordBatch, *, rows_max: int, bytes_max: int) -> FoundRows:
+        """Return rows whose leading key columns equal the one row of `prefix`, in key order."""
+
+
+class LookupBucket(Protocol):
+    """One bucket to look keys up in."""
+
+    @property
+    def rows(self) -> BucketRows:
+        """The rows of the bucket."""
+
+    def check_usable(self) -> None:
+        """Raise for rows that are out of use."""
+
+
+class LookupTable(abc.ABC):
+    """A primary key table whose keys can be looked up."""
+
+    lookup: KeyLookup
+
+    @property
+    @abc.abstractmethod
+    def path(self) -> TablePath:
+        """The table's path."""
 
 
 class Keys(NamedTuple):
@@ -91,7 +152,7 @@ class KeyLookup:
     `UnavailableError`, a retriable error, if the schema changes meanwhile.
     """
 
-    def __init__(self, info: TableInfo, buckets: Sequence[KeyBucket]) -> None:
+    def __init__(self, info: TableInfo, buckets: Sequence[LookupBucket]) -> None:
         self.info: Final = info
         self._buckets: Final = buckets
         self._rules: Final = table_rules(info)
@@ -275,12 +336,12 @@ class KeyLookup:
             return KeyAnswer(rows=empty_batch(self._codec.arrow_schema), ends=ends)
         return KeyAnswer(rows=pa.concat_batches(batches), ends=ends, more=cut_prefixes)
 
-    def _usable(self, number: int) -> KvTablet:
+    def _usable(self, number: int) -> BucketRows:
         bucket = self._buckets[number]
         bucket.check_usable()
         return bucket.rows
 
-    def _check_version(self, rows: KvTablet) -> None:
+    def _check_version(self, rows: BucketRows) -> None:
         """Raise if the rows may have another schema than this lookup."""
         if rows.rules.schema_id != self.info.schema_id:
             raise UnavailableError(

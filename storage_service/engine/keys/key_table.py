@@ -19,7 +19,7 @@ from streamhouse.storage_service.engine._commit_clock import CommitClock
 from streamhouse.storage_service.engine.consumers import Consumers
 from streamhouse.storage_service.engine.keys._key_writer import KeyWriter
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
-from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup
+from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup, LookupTable
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.engine.sidecar import Sidecar
@@ -30,7 +30,7 @@ from streamhouse.storage_service.log.log_tablet import LogTablet
 __all__ = ["KeyTable"]
 
 
-class KeyTable(OpenTable):
+class KeyTable(OpenTable, LookupTable):
     """A table with a changelog as its log, which an enabled or disabled lake needs."""
 
     def __init__(

@@ -117,6 +117,11 @@ class LeaseKeeper:
         return self._clock() < self._valid_until_s
 
     @property
+    def valid_until_s(self) -> float:
+        """The time of the clock at which the lease ends, if nothing renews it."""
+        return self._valid_until_s
+
+    @property
     def valid_ms(self) -> float:
         """The remaining time of the lease; not above 0 after its end."""
         return 1e3 * (self._valid_until_s - self._clock())

@@ -33,7 +33,7 @@ from streamhouse.storage_service.ownership.journal.store.object_store import (
     ObjectStore,
     ObjectStoreError,
 )
-from streamhouse.storage_service.ownership.roles._boot_clock import boot_clock_s
+from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
 from streamhouse.storage_service.ownership.roles.ending import (
     FENCED_EXIT_CODE,
     JOURNAL_FAILED_EXIT_CODE,
@@ -99,6 +99,11 @@ class OwnedShard:
         self._lease.start()
         standing.journal.writer = self._writer
         standing.journal.lease_left_ms = lambda: self._lease.valid_ms
+
+    @property
+    def valid_until_s(self) -> float:
+        """The time of the boot clock up to which the lease holds, if nothing renews it."""
+        return self._lease.valid_until_s
 
     def check(self) -> None:
         """Raise `NotOwnerError` unless the lease still holds."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamhouse.core.errors import NotOwnerError
-from streamhouse.storage_service.ownership.roles._boot_clock import boot_clock_s
 from streamhouse.storage_service.ownership.roles._journal_metrics import JournalMetrics
+from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
 
 __all__ = ["Lag", "Role", "Standing"]
 

@@ -39,8 +39,8 @@ from streamhouse.storage_service.ownership.journal.store.store_opening import (
     probe,
     refuse_within,
 )
-from streamhouse.storage_service.ownership.roles._boot_clock import boot_clock_s
 from streamhouse.storage_service.ownership.roles._owned_shard import OwnedShard
+from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
 from streamhouse.storage_service.ownership.roles.role import Standing
 from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
 from streamhouse.storage_service.ownership.shards.directory import known_service_id

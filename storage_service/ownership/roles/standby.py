@@ -30,8 +30,8 @@ from streamhouse.storage_service.ownership.journal.restore._followed_tree import
 from streamhouse.storage_service.ownership.journal.restore._start import Begun
 from streamhouse.storage_service.ownership.journal.restore.journalled_state import newest_manifest
 from streamhouse.storage_service.ownership.journal.steps import run_on
-from streamhouse.storage_service.ownership.roles._boot_clock import boot_clock_s
 from streamhouse.storage_service.ownership.roles._owned_shard import OwnedShard
+from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
 from streamhouse.storage_service.ownership.roles.role import Lag
 from streamhouse.storage_service.ownership.roles.shard_start import ShardStart
 

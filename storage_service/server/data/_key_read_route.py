@@ -19,7 +19,6 @@ from streamhouse.core.errors import (
     RequestTooLargeError,
     RowNotFoundError,
     UnavailableError,
-    UnsupportedError,
 )
 from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
 from streamhouse.core.model.values.json_values import row_to_json
@@ -30,9 +29,11 @@ from streamhouse.storage_service.engine.keys.key_lookup import (
     KeyAnswer,
     KeyLookup,
     Keys,
+    LookupTable,
     StoredRows,
 )
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.server._request_service import RequestService
 from streamhouse.storage_service.server.data._json_row import JsonRows
 from streamhouse.storage_service.server.data._key_text import (
     TEXT_BODIES,
@@ -71,10 +72,10 @@ class _Answer(NamedTuple):
     byte_count: int
 
 
-async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) -> None:
+async def answer_lookup(exchange: HttpExchange, service: RequestService, *, path: str) -> None:
     """Answer the row of every key, in the order of the keys."""
     query = exchange.query(["columns"])
-    table = _key_table(service, path)
+    table = service.lookup_table(path)
     lookup = table.lookup
     columns = column_names(query.get("columns"), lookup.info)
     names = None if columns is None else [*columns, FOUND_COLUMN]
@@ -98,12 +99,12 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
     await _answer_rows(exchange, service, table, answer, form)
 
 
-async def answer_row(exchange: HttpExchange, service: Service, *, path: str) -> None:
+async def answer_row(exchange: HttpExchange, service: RequestService, *, path: str) -> None:
     """Answer one row as JSON; raises `RowNotFoundError`."""
     exchange.query(())
     # Parts of a key may contain percent-encoded slashes.
     segments = exchange.raw_path.split("/")[_KEY_SEGMENT:]
-    table = _key_table(service, path)
+    table = service.lookup_table(path)
     lookup = table.lookup
     as_json = _JSON_ROWS.get(lookup) or _JSON_ROWS.setdefault(lookup, JsonRows(lookup.info))
     key = as_json.key_of(segments)
@@ -126,7 +127,7 @@ async def answer_row(exchange: HttpExchange, service: Service, *, path: str) -> 
 
 async def _lookup_answer(
     exchange: HttpExchange,
-    service: Service,
+    service: RequestService,
     lookup: KeyLookup,
     keys: Callable[[], Keys],
     pack: Callable[[StoredRows], _Answer],
@@ -184,17 +185,18 @@ async def answer_count(exchange: HttpExchange, service: Service, *, path: str) -
 
 
 def _key_table(service: Service, path: str) -> KeyTable:
-    table = service.readable(path)
-    if not isinstance(table, KeyTable):
-        raise UnsupportedError(
-            f"table '{table.path}' has no primary key, so rows cannot be looked up in it; fetch"
-            " its log"
-        )
+    table = service.lookup_table(path)
+    assert isinstance(table, KeyTable), "the service has no other"
     return table
 
 
 async def _keys(
-    exchange: HttpExchange, service: Service, table: KeyTable, memory: HeldBody, *, what: str
+    exchange: HttpExchange,
+    service: RequestService,
+    table: LookupTable,
+    memory: HeldBody,
+    *,
+    what: str,
 ) -> pa.RecordBatch:
     """Receive the keys of a request; `memory` counts the body's memory."""
     config = service.config
@@ -204,7 +206,7 @@ async def _keys(
         exchange.body = form
         body = await exchange.read_body(memory)
         where = f"{what} in '{table.path}'"
-        return await service.run_blocking(key_rows, body, form, table.info, where)
+        return await service.run_blocking(key_rows, body, form, table.lookup.info, where)
     exchange.text_bodies = TEXT_BODIES
     stream = open_request(
         await exchange.read_body(memory),
@@ -222,10 +224,14 @@ async def _keys(
 
 
 async def _wait_until_visible(
-    exchange: HttpExchange, service: Service, table: KeyTable, ends: Mapping[int, int]
+    exchange: HttpExchange, service: RequestService, table: LookupTable, ends: Mapping[int, int]
 ) -> None:
     """Return when fetches see all rows up to `ends`; normally at once."""
     stage_ended("find")
+    if not isinstance(table, KeyTable):
+        # A reader has rows that fetches see, and no other rows.
+        return
+    assert isinstance(service, Service)
     for number, end in ends.items():
         bucket = table.key_buckets[number]
         while bucket.log.high_watermark < end:
@@ -257,7 +263,11 @@ def _packed(answer: KeyAnswer, columns: Sequence[str] | None, form: LogForm) -> 
 
 
 async def _answer_rows(
-    exchange: HttpExchange, service: Service, table: KeyTable, answer: _Answer, form: LogForm
+    exchange: HttpExchange,
+    service: RequestService,
+    table: LookupTable,
+    answer: _Answer,
+    form: LogForm,
 ) -> None:
     await _wait_until_visible(exchange, service, table, answer.ends)
     service.metrics.count_sent(row_count=answer.row_count, byte_count=answer.byte_count)

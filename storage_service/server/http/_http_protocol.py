@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
 )
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 
-__all__ = ["bounded_protocol"]
+__all__ = ["BoundedHttpProtocol", "bounded_protocol"]
 
 HEAD_BYTES_MAX: Final = 64 << 10
 # The bytes parsed at a time. This bounds the request objects of a connection: 230 of the shortest.
@@ -46,18 +47,22 @@ _TOGETHER_BYTES_MAX: Final = 16 << 10
 _CONTROL: Final = bytes([*range(9), *range(10, 32), 127])
 
 
-def bounded_protocol(connections: OpenConnections, *, timeout_ms: int) -> type[asyncio.Protocol]:
+def bounded_protocol(
+    connections: OpenConnections,
+    *,
+    timeout_ms: int,
+    base: type[BoundedHttpProtocol] | None = None,
+) -> type[BoundedHttpProtocol]:
     """Return a connection class with these limits; uvicorn makes an object for each connection.
 
     `timeout_ms` limits the time to receive a head, and the idle time between requests.
     """
-
-    class BoundedHttpProtocol(_BoundedHttpProtocol):
-        open_connections = connections
-        timeout_s = timeout_ms / 1000
-        together = _Together()
-
-    return BoundedHttpProtocol
+    members = {
+        "open_connections": connections,
+        "timeout_s": timeout_ms / 1000,
+        "together": _Together(),
+    }
+    return type("HttpProtocol", (base or BoundedHttpProtocol,), members)
 
 
 class _Together:
@@ -100,10 +105,13 @@ async def _raise(error: BaseException) -> None:
     raise error
 
 
-class _BoundedHttpProtocol(HttpToolsProtocol):
+class BoundedHttpProtocol(HttpToolsProtocol):
     open_connections: OpenConnections
     timeout_s: float
     together: _Together
+    reads = moves = 0
+    stays_until_s = 0.0
+    is_given_back = False
     _answered: RequestResponseCycle | None = None
     """The request that is being answered; later requests of the connection wait."""
 
@@ -138,6 +146,9 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(error)
             return
         self._close_later()
+        if self._unparsed:
+            self._parses_soon = True
+            self.loop.call_soon(self._parse_on)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -161,6 +172,37 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self.together.flush()
         self.open_connections.closed(self)
         self.transport.abort()
+
+    def take_socket(self) -> int | None:
+        """Return a descriptor of the idle connection, which is closed here.
+
+        None while a request is received or answered, and for a connection that is closing.
+        """
+        is_idle = (
+            self._head_bytes is None
+            and (self._answered is None or self._answered.response_complete)
+            and not (self.pipeline or self._unparsed or self._unbegun)
+        )
+        return self._socket_taken() if is_idle else None
+
+    def _socket_taken(self) -> int | None:
+        """Return a descriptor of the connection, which is closed here; None if that is too late."""
+        self.together.flush()
+        if self.transport.is_closing() or self.unsent_bytes():
+            return None
+        descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+        self.open_connections.closed(self)
+        # The peer notices nothing, because the socket has another descriptor.
+        self.transport.abort()
+        return descriptor
+
+    def give_back(self) -> None:
+        """Raise: the owner has nobody to give a connection to."""
+        raise AssertionError
+
+    def go_on_with(self, data: bytes) -> None:
+        """Receive `data` before all that the connection receives; call before `connection_made`."""
+        self._unparsed = data
 
     def data_received(self, data: bytes) -> None:
         if self.pipeline or self._unparsed:

@@ -12,7 +12,10 @@ from typing import Any, Final
 import uvicorn
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.server.http._http_protocol import bounded_protocol
+from streamhouse.storage_service.server.http._http_protocol import (
+    BoundedHttpProtocol,
+    bounded_protocol,
+)
 from streamhouse.storage_service.server.http.http_exchange import App
 from streamhouse.storage_service.server.http.open_connections import BACKLOG, OpenConnections
 from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
@@ -63,6 +66,27 @@ class HttpServer(uvicorn.Server):
             ),
         )
 
+    async def adopt(
+        self, connection: socket.socket, data: bytes, *, moves: int, stays_s: float
+    ) -> None:
+        """Serve a connection that another process has accepted, and that has received `data`.
+
+        No reader gets the connection for the next `stays_s`.
+        """
+        loop = asyncio.get_running_loop()
+        connection.setblocking(False)
+        make: Any = self.config.http_protocol_class
+        protocol: BoundedHttpProtocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        protocol.moves, protocol.stays_until_s = moves, loop.time() + stays_s
+        protocol.go_on_with(data)
+        try:
+            await loop.connect_accepted_socket(lambda: protocol, connection)
+        except OSError:
+            # The client has gone meanwhile.
+            connection.close()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening and end the connections."""
         for listener in self._tls:
@@ -70,13 +94,19 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets=sockets)
 
 
-def http_config(config: ServiceConfig, app: App, connections: OpenConnections) -> uvicorn.Config:
-    """Return uvicorn's configuration to serve `app` to these connections."""
+def http_config(
+    config: ServiceConfig,
+    app: App,
+    connections: OpenConnections,
+    *,
+    protocol: type[BoundedHttpProtocol] | None = None,
+) -> uvicorn.Config:
+    """Return uvicorn's configuration to serve `app` to these connections, as `protocol`."""
     return uvicorn.Config(
         app,
         interface="asgi3",
         loop="uvloop",
-        http=bounded_protocol(connections, timeout_ms=config.keep_alive_timeout_ms),
+        http=bounded_protocol(connections, timeout_ms=config.keep_alive_timeout_ms, base=protocol),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -107,9 +107,28 @@ class Connection(Protocol):
     def abort(self) -> None:
         """Cut the connection."""
 
+    reads: int
+    """How many lookups in a row were the last requests of the connection."""
+    moves: int
+    """How often a reader gave the connection back."""
+    stays_until_s: float
+    """The time of the loop before which the connection is not handed to a reader."""
+    is_given_back: bool
+    """Whether the connection went back to the owner, with the request in progress."""
+
+    def take_socket(self) -> int | None:
+        """Return a descriptor of the idle connection, which is closed here; None if in use."""
+
+    def give_back(self) -> None:
+        """Hand the connection to the owner, with the request in progress; readers only."""
+
 
 class Tenure(Protocol):
     """The ownership of the data by this process, which can end at any moment."""
+
+    @property
+    def valid_until_s(self) -> float:
+        """The time of the boot clock up to which the ownership holds, if nothing renews it."""
 
     def check(self) -> None:
         """Raise `NotOwnerError` if another process may have changed the data by now."""
@@ -198,6 +217,11 @@ class HttpExchange:
         self._connection: Connection = scope[CONNECTION_KEY]
         client = scope.get("client") or ("unknown",)
         self.client_address = str(client[0])
+
+    @property
+    def connection(self) -> Connection:
+        """The connection of the request."""
+        return self._connection
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header called `name` (lower case)."""

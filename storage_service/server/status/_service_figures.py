@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from streamhouse.core.threads import thread_figures
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.server.process_memory import resident_bytes
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics, package_version
+from streamhouse.storage_service.server.status.process_memory import resident_bytes
 
 __all__ = ["ServiceFigures", "quantile_ms"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -19,6 +19,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from streamhouse.storage_service.directory.runtime import RunBlocking
 
@@ -26,6 +27,10 @@ __all__ = ["METRICS_CONTENT_TYPE", "ServiceMetrics", "package_version"]
 
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
+Labels = tuple[tuple[str, str], ...]
+Counts = Mapping[tuple[str, str, Labels], float]
+"""(family, sample, labels) -> value."""
+_COUNTED: Final = ("counter", "histogram")
 _LAG_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SECONDS: Final = (0.0005, 0.001, 0.002, *_LAG_SECONDS, 30)
 
@@ -66,6 +71,8 @@ class ServiceMetrics(Collector):
         self._read_state: Callable[[], Awaitable[Sequence[Metric]]] | None = None
         self._state: Sequence[Metric] = ()
         self._writing: asyncio.Future[bytes] | None = None
+        self.add_counts: Callable[[], Counts] = dict
+        """Returns the counters of other processes of the service, as their `counts`."""
         self.requests = self.request_counts(
             "request",
             ("route", "status"),
@@ -159,7 +166,7 @@ class ServiceMetrics(Collector):
     def request_buckets(self) -> dict[str, dict[float, float]]:
         """Return route -> bound in seconds -> number of requests within the bound."""
         buckets_by_route: dict[str, dict[float, float]] = {}
-        for family in self.requests.seconds.collect():
+        for family in self._added(self.requests.seconds.collect()):
             for sample in family.samples:
                 if "le" in sample.labels:
                     of_route = buckets_by_route.setdefault(sample.labels["route"], {})
@@ -170,7 +177,7 @@ class ServiceMetrics(Collector):
         """Return code -> errors answered."""
         return {
             sample.labels["code"]: sample.value
-            for family in self.errors.collect()
+            for family in self._added(self.errors.collect())
             for sample in family.samples
             if sample.name.endswith("_total")
         }
@@ -210,6 +217,35 @@ class ServiceMetrics(Collector):
         self._live_written_bytes.inc(byte_count)
         self._live_cut_seconds.observe(seconds)
 
+    def counts(self) -> Counts:
+        """Return all counters of this process."""
+        return {
+            (family.name, sample.name, tuple(sample.labels.items())): sample.value
+            for family in self.registry.collect()
+            if family.type in _COUNTED and family.name.startswith("streamhouse_")
+            for sample in family.samples
+            if sample.value or family.type == "histogram"
+        }
+
+    def _added(self, families: Iterable[Metric]) -> Iterator[Metric]:
+        """Yield the families with the counters of other processes added."""
+        others: dict[str, dict[tuple[str, Labels], float]] = {}
+        for (family_name, name, labels), value in self.add_counts().items():
+            others.setdefault(family_name, {})[name, labels] = value
+        for family in families:
+            counts = others.get(family.name)
+            if counts is not None:
+                family.samples = [
+                    sample._replace(
+                        value=sample.value
+                        + counts.pop((sample.name, tuple(sample.labels.items())), 0)
+                    )
+                    for sample in family.samples
+                ]
+                for (name, labels), value in counts.items():
+                    family.samples.append(Sample(name, dict(labels), value))
+            yield family
+
     def watch(self, read_state: Callable[[], Awaitable[Sequence[Metric]]]) -> None:
         """Report the metrics of `read_state` at each scrape, in place of an earlier function."""
         if self._read_state is None:
@@ -233,8 +269,22 @@ class ServiceMetrics(Collector):
     async def _text(self, run_blocking: RunBlocking) -> bytes:
         if self._read_state is not None:
             self._state = await self._read_state()
-        text: bytes = await run_blocking(generate_latest, self.registry)
+        text: bytes = await run_blocking(generate_latest, _Added(self.registry, self._added))
         return text
+
+
+class _Added(Collector):
+    """The metrics of a registry, with the counters of other processes."""
+
+    def __init__(
+        self, registry: CollectorRegistry, added: Callable[[Iterable[Metric]], Iterator[Metric]]
+    ) -> None:
+        self._registry = registry
+        self._added_to = added
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the families. On any thread."""
+        return self._added_to(self._registry.collect())
 
 
 def package_version() -> str:

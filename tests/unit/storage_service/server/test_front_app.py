@@ -11,7 +11,7 @@ import pytest
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.door_table import doors_of
-from streamhouse.storage_service.ownership.roles._boot_clock import boot_clock_s
+from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
 from streamhouse.storage_service.ownership.roles.role import Lag, Role, Standing
 from streamhouse.storage_service.server._front_app import FrontApp
 from streamhouse.storage_service.server.http.http_exchange import Receive, Scope, Send

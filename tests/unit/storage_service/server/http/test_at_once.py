@@ -385,7 +385,7 @@ async def test_a_bug_where_no_task_is_there_is_not_the_clients(
     def full(_: logging.LogRecord) -> bool:
         raise OSError("no log can be written")
 
-    reports = logging.getLogger("streamhouse.storage_service.server.service")
+    reports = logging.getLogger("streamhouse.storage_service.server._request_service")
     async with _world(tmp_path) as world:
         connection = _Connection(world)
         with caplog.at_level(logging.DEBUG, reports.name):

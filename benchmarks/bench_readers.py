@@ -1,0 +1,126 @@
+"""GET of one key over 32 kept connections without readers and with `serve --readers 2`, in pairs.
+
+Both services have the same 200,000 rows; the client and all processes share the cores. Before the
+measurement the client asks until the readers have its connections. Then upserts of 10 rows, one
+after the other, at the same two services, whose readers hold the table and have nothing to do.
+
+Where other programs keep the cores busy, the rates say little; the processor time of a call is what
+a core is kept from other work, in all processes of the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import urllib3
+
+from benchmarks.harness import SCHEMA, make_rows, median, process_cpu_seconds, report
+from benchmarks.many_connections import Answers, get_rows
+from streamhouse.client import StorageClient
+from tests.support.reader_world import reader_pids
+from tests.support.service_process import ServiceProcess
+from tests.support.waiting import wait_until
+
+KEYS = 200_000
+CONNECTIONS = 32
+READERS = 2
+SECONDS = 5.0
+ROUNDS = 5
+UPSERTS = 300
+UPSERT_ROWS = 10
+PATH = "bench_readers"
+
+
+def main() -> None:
+    """Report both figures."""
+    base = make_rows(KEYS)
+    with _service(base) as alone, _service(base, "--readers", str(READERS)) as helped:
+        wait_until(lambda: _held_connections(helped), "connections that readers have")
+        _report_reads(alone, helped)
+        _report_writes(base, alone, helped)
+
+
+@contextlib.contextmanager
+def _service(base: pa.RecordBatch, *arguments: str) -> Iterator[ServiceProcess]:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ServiceProcess(Path(directory), *arguments) as service,
+    ):
+        with StorageClient(service.endpoint) as client:
+            properties = {"table.datalake.enabled": "false"}
+            client.create_table(
+                PATH, SCHEMA, primary_key=["id"], bucket_count=4, properties=properties
+            )
+            client.upsert(PATH, pa.Table.from_batches([base]))
+        yield service
+
+
+def _held_connections(service: ServiceProcess) -> bool:
+    _answers(service, seconds=1.5)
+    text = urllib3.request("GET", f"{service.endpoint}/metrics").data.decode()
+    return "\nstreamhouse_reader_connections 0.0" not in text and len(reader_pids(service)) > 1
+
+
+def _answers(service: ServiceProcess, *, seconds: float = SECONDS) -> Answers:
+    prefix = f"/v1/tables/{PATH}/rows/"
+    return get_rows(service.endpoint, prefix, keys=KEYS, connections=CONNECTIONS, seconds=seconds)
+
+
+def _processor_s(service: ServiceProcess) -> float:
+    return sum(map(process_cpu_seconds, (service.pid, *reader_pids(service))))
+
+
+def _report_reads(alone: ServiceProcess, helped: ServiceProcess) -> None:
+    rates: dict[ServiceProcess, list[float]] = {alone: [], helped: []}
+    processor_us: dict[ServiceProcess, list[float]] = {alone: [], helped: []}
+    p99_ms: dict[ServiceProcess, list[float]] = {alone: [], helped: []}
+    for _ in range(ROUNDS):
+        for service in (alone, helped):
+            before_s = _processor_s(service)
+            answers = _answers(service)
+            spent_s = _processor_s(service) - before_s
+            rates[service].append(answers.rate)
+            processor_us[service].append(spent_s / answers.count * 1e6)
+            p99_ms[service].append(answers.p99_ms)
+    ratio = median(rates[helped]) / median(rates[alone])
+    report(
+        f"GET of one key of {KEYS:,}, {CONNECTIONS} connections, with --readers {READERS}",
+        measured=f"{median(rates[helped]) / 1e3:,.1f} k/s, p99 {median(p99_ms[helped]):.1f} ms,"
+        f" {median(processor_us[helped]):.0f} us of processor each",
+        limit=f"without: {median(rates[alone]) / 1e3:,.1f} k/s, p99 {median(p99_ms[alone]):.1f} ms,"
+        f" {median(processor_us[alone]):.0f} us",
+        ratio=ratio,
+        bar="at least 1.6",
+        reached=ratio >= 1.6,
+    )
+
+
+def _report_writes(base: pa.RecordBatch, alone: ServiceProcess, helped: ServiceProcess) -> None:
+    rates: dict[ServiceProcess, list[float]] = {alone: [], helped: []}
+    rows = pa.Table.from_batches([base.slice(0, UPSERT_ROWS)])
+    for _ in range(2 * ROUNDS):
+        for service in (alone, helped):
+            with StorageClient(service.endpoint) as client:
+                client.upsert(PATH, rows)
+                started_s = time.perf_counter()
+                for _ in range(UPSERTS):
+                    client.upsert(PATH, rows)
+                rates[service].append(UPSERTS / (time.perf_counter() - started_s))
+    ratio = median(rates[helped]) / median(rates[alone])
+    report(
+        f"upserts of {UPSERT_ROWS} rows by one client beside {READERS} idle readers",
+        measured=f"{median(rates[helped]):,.0f} calls/s",
+        limit=f"without: {median(rates[alone]):,.0f} calls/s",
+        ratio=ratio,
+        bar="at least 0.97",
+        reached=ratio >= 0.97,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""A reader's ASGI application: the checks of every process, and the routes of lookups.
+
+A request that this process cannot answer for certain goes to the owner, with its connection: any
+other route, a table that is not held, and every error besides "no such row". So the owner alone
+refuses requests, and no refusal is decided in two places.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from streamhouse.core.errors import (
+    InternalError,
+    RowNotFoundError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.keys.key_lookup import LookupTable
+from streamhouse.storage_service.server._process_answers import AboutProcess
+from streamhouse.storage_service.server._request_app import RequestApp
+from streamhouse.storage_service.server._request_service import RequestService
+from streamhouse.storage_service.server.data._key_read_route import answer_lookup, answer_row
+from streamhouse.storage_service.server.doors import Doors
+from streamhouse.storage_service.server.http._own_task import own_task
+from streamhouse.storage_service.server.http.http_exchange import (
+    ClientGone,
+    HttpExchange,
+    Tenure,
+)
+from streamhouse.storage_service.server.http.open_connections import OpenConnections
+from streamhouse.storage_service.server.readers._held_table import HeldTables
+from streamhouse.storage_service.server.routes import RouteMatch
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
+
+__all__ = ["ReaderApp", "ReaderService"]
+
+_ANSWERS: Final = {"row": answer_row, "lookup": answer_lookup}
+_TABLES: Final = "/v1/tables/"
+
+
+class ReaderService(RequestService):
+    """The limits of a reader, and the tables that the reader holds."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        executor: ThreadPoolExecutor,
+        metrics: ServiceMetrics,
+        tables: HeldTables,
+        *,
+        tenure: Tenure | None,
+        connections: OpenConnections,
+    ) -> None:
+        super().__init__(config, executor, metrics, tenure=tenure, connections=connections)
+        self.tables = tables
+
+    def lookup_table(self, path: str) -> LookupTable:
+        """See `RequestService.lookup_table`; raises `UnavailableError` for other tables."""
+        return self.tables.get(path)
+
+
+class ReaderApp(RequestApp):
+    """See the module."""
+
+    def __init__(self, service: ReaderService, *, is_traced: bool) -> None:
+        super().__init__(service, Doors())
+        self._service = service
+        self._is_traced = is_traced
+
+    def _about(self) -> AboutProcess:
+        raise InternalError("a reader answers nothing about itself")
+
+    async def _answer(self, exchange: HttpExchange) -> None:
+        is_traced = self._is_traced and exchange.header(b"traceparent") is not None
+        if is_traced or not exchange.path.startswith(_TABLES):
+            # The owner makes all spans. `/health` is about the owner as well.
+            raise self._given_back(exchange)
+        await super()._answer(exchange)
+
+    async def _dispatch(self, exchange: HttpExchange, match: RouteMatch | None) -> None:
+        answer = None if match is None else _ANSWERS.get(match.route.name)
+        if match is None or answer is None:
+            raise self._given_back(exchange)
+        exchange.route = match.route.name
+        await self._follow_owner(match.parameters["path"])
+        await answer(exchange, self._service, **match.parameters)
+
+    async def _follow_owner(self, path: str) -> None:
+        """Bring the rows of a table up to what was published when the request arrived."""
+        table = self._service.tables.get(path)
+        try:
+            ends = table.published()
+            if not table.follow_at_once(ends):
+                await own_task()
+                await table.follow_soon(ends)
+        except Exception as error:  # whatever it is, the owner answers from now on
+            if isinstance(error, UnavailableError) and table.is_current:
+                raise
+            self._service.tables.let_go(table.path, str(error))
+            raise
+
+    async def _answer_error(self, exchange: HttpExchange, error: StreamhouseError) -> None:
+        if isinstance(error, RowNotFoundError) or exchange.status:
+            await super()._answer_error(exchange, error)
+        else:
+            exchange.connection.give_back()
+
+    def _count(self, exchange: HttpExchange, seconds: float) -> None:
+        if not exchange.connection.is_given_back:
+            super()._count(exchange, seconds)
+
+    @staticmethod
+    def _given_back(exchange: HttpExchange) -> ClientGone:
+        exchange.connection.give_back()
+        return ClientGone()

@@ -1,0 +1,128 @@
+"""A connection at a reader: one whole request at a time, whose bytes are kept until its answer.
+
+So the connection can go back to the owner at any moment before an answer, as if it had never left.
+What is no whole request in a simple form goes back before a parser sees it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from streamhouse.storage_service.server.http._http_protocol import BoundedHttpProtocol
+
+__all__ = ["ReaderConnection", "reader_connection"]
+
+_REQUEST_BYTES_MAX: Final = 1 << 20
+_HEAD_END: Final = b"\r\n\r\n"
+_GET: Final = b"GET "
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,7})[ \t]*(?=\r\n)", re.IGNORECASE)
+# A body without a length, an answer before the body, another protocol.
+_NOT_SIMPLE: Final = re.compile(rb"\r\n(?:transfer-encoding|expect|upgrade)[ \t]*:", re.IGNORECASE)
+_ANY_LENGTH: Final = re.compile(rb"\r\ncontent-length", re.IGNORECASE)
+_UNSENT_LOOK_S: Final = 0.01
+_UNSENT_LOOKS_MAX: Final = 3_000
+
+SendSocket = Callable[[int, bytes, int], None]
+"""Sends the owner a descriptor, the bytes that nobody has answered, and the number of moves."""
+
+
+class ReaderConnection(BoundedHttpProtocol):
+    """See the module."""
+
+    send_socket: SendSocket
+    _request = b""
+    """The request that is being answered."""
+    _received = b""
+    """What arrived behind the request, or part of a request."""
+    _get_headers = b""
+    """What followed the request line of the last GET without a body."""
+    _unsent_looks = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Begin the request once it is whole; later requests wait for the answer."""
+        self._received += data
+        if not self._request:
+            self._begin_next()
+        elif len(self._received) > _REQUEST_BYTES_MAX:
+            self.flow.pause_reading()
+
+    def _begin_next(self) -> None:
+        received = self._received
+        # A client sends the same headers again and again; the request line is another.
+        headers = received[received.find(b"\r\n") :]
+        is_known = headers == self._get_headers and received.startswith(_GET)
+        size = len(received) if is_known else _request_bytes(received)
+        if size is None:
+            self.give_back()
+        elif 0 < size <= len(received):
+            if size == len(received) and received.startswith(_GET):
+                self._get_headers = headers if headers.endswith(_HEAD_END) else b""
+            self._request, self._received = received[:size], received[size:]
+            super().data_received(self._request)
+
+    def go_on_with(self, data: bytes) -> None:
+        """See `BoundedHttpProtocol.go_on_with`."""
+        assert not data, "the owner hands idle connections over"
+
+    def on_response_complete(self) -> None:
+        """Begin the next request."""
+        super().on_response_complete()
+        self._request = b""
+        if self._received and not self.transport.is_closing():
+            # In a separate iteration of the loop: the other connections have their turn first.
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not (self._request or self.is_given_back or self.transport.is_closing()):
+            self.flow.resume_reading()
+            self._begin_next()
+
+    def give_back(self) -> None:
+        """Hand the connection to the owner, with the request in progress and what is behind it."""
+        if self._answered is not None:
+            # The application answers nothing here any more.
+            self._answered.disconnected = True
+        self.is_given_back = True
+        self.flow.pause_reading()
+        self._send_back()
+
+    def _send_back(self) -> None:
+        if self.transport.is_closing():
+            return
+        descriptor = self._socket_taken()
+        if descriptor is None:
+            # An earlier answer is on its way, or the client does not read it.
+            self._unsent_looks += 1
+            if self._unsent_looks > _UNSENT_LOOKS_MAX:
+                self.transport.abort()
+            else:
+                self.loop.call_later(_UNSENT_LOOK_S, self._send_back)
+            return
+        data = self._request + self._received
+        self._request = self._received = b""
+        self.send_socket(descriptor, data, self.moves + 1)
+
+
+def reader_connection(send_socket: SendSocket) -> type[ReaderConnection]:
+    """Return the class of connections that go back by `send_socket`."""
+    members: dict[str, Any] = {"send_socket": staticmethod(send_socket)}
+    return type("HandedConnection", (ReaderConnection,), members)
+
+
+def _request_bytes(received: bytes) -> int | None:
+    """Return the bytes of the first request, 0 if unknown yet; None if it is for the owner."""
+    head = received.find(_HEAD_END)
+    if head < 0:
+        return None if len(received) > _REQUEST_BYTES_MAX else 0
+    size = head + len(_HEAD_END)
+    text = received[: head + 2]
+    if _NOT_SIMPLE.search(text):
+        return None
+    if any_length := _ANY_LENGTH.findall(text):
+        length = _LENGTH.search(text)
+        if length is None or len(any_length) > 1:
+            return None
+        size += int(length[1])
+    return None if size > _REQUEST_BYTES_MAX else size

@@ -1,0 +1,136 @@
+"""A copy of rows by key in another process has the rows of the tablet, at every published offset.
+
+The tablet hands rows over to RocksDB and flushes at any moment, also rows that are applied and not
+published; the copy is opened at any moment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.core.errors import CorruptDataError, OverloadedError
+from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER
+from streamhouse.storage_service.kv.kv_tablet import KvOptions
+from streamhouse.storage_service.kv.row_copy import RowCopy
+from streamhouse.storage_service.kv.rows.single_row import SingleRows
+from tests.support.kv_world import (
+    LoggedBucket,
+    found_alone,
+    random_batch,
+    random_keys,
+    random_rules,
+)
+
+_OPTIONS = KvOptions(backlog_rows=40)
+
+
+def _open(bucket: LoggedBucket, options: KvOptions = _OPTIONS) -> RowCopy:
+    return RowCopy(bucket.path, table_id=7, bucket=0, rules=bucket.rules, options=options)
+
+
+def _follow(copy: RowCopy, bucket: LoggedBucket, end: int, *, at_once: bool) -> None:
+    waiting: list[pa.RecordBatch] = []
+    first = 0
+    for base, batch in bucket.log:
+        if base + batch.num_rows <= copy.applied_offset or base >= end:
+            continue
+        if not waiting:
+            first = base
+        waiting.append(batch)
+        if not at_once:
+            copy.replay(waiting, base_offset=first)
+            waiting = []
+    if waiting:
+        copy.replay(waiting, base_offset=first)
+
+
+def _rows(copy: RowCopy, bucket: LoggedBucket, keys: list[tuple[Any, ...]]) -> list[Any]:
+    rows = SingleRows(bucket.rules, bucket.tablet.codec)
+    names = bucket.rules.primary_key
+    encoded = [rows.encode_key(dict(zip(names, key, strict=True))) for key in keys]
+    few = copy.find_few(
+        encoded, PROCESS_HASHER.few(encoded), bytes_max=1 << 62, reads_files=False
+    ).values
+    many = copy.find(pa.array(encoded, pa.binary()), bytes_max=1 << 62).values.to_pylist()
+    assert few == many
+    return [None if value is None else rows.decode_values(value) for value in few]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_copy_follows_the_tablet(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    rules = random_rules(random, {})
+    keys = random_keys(random, rules, 30)
+    bucket = LoggedBucket(tmp_path / "kv", rules, options=_OPTIONS)
+    copy: RowCopy | None = None
+    for _ in range(40):
+        for _ in range(random.randint(1, 4)):
+            bucket.write(random_batch(random, rules, keys, rows_max=12))
+        if random.random() < 0.3:
+            bucket.tablet.flush()
+        if copy is None and random.random() < 0.4:
+            copy = _open(bucket)
+            for _ in range(random.randint(0, 3)):
+                bucket.write(random_batch(random, rules, keys, rows_max=12))
+            if random.random() < 0.5:
+                bucket.tablet.flush()
+            floor = bucket.tablet.applied_offset
+            _follow(copy, bucket, floor, at_once=random.random() < 0.5)
+            copy.load()
+            copy.finish(floor)
+        if copy is not None:
+            _follow(copy, bucket, bucket.tablet.applied_offset, at_once=random.random() < 0.5)
+            names = rules.schema.names
+            expected = [
+                found_alone(bucket.tablet, dict(zip(rules.primary_key, key, strict=True)))
+                for key in keys
+            ]
+            found = [
+                None if row is None else dict(zip(names, row, strict=True))
+                for row in _rows(copy, bucket, keys)
+            ]
+            assert repr(found) == repr(expected)
+            if random.random() < 0.2:
+                copy.close()
+                copy = None
+    if copy is not None:
+        copy.close()
+    bucket.tablet.close()
+
+
+def test_a_copy_that_misses_changes_of_the_files_is_refused(tmp_path: Path) -> None:
+    random = Random(1)
+    rules = random_rules(random, {})
+    keys = random_keys(random, rules, 30)
+    bucket = LoggedBucket(tmp_path / "kv", rules, options=_OPTIONS)
+    for _ in range(20):
+        bucket.write(random_batch(random, rules, keys, rows_max=12))
+    bucket.tablet.flush()
+    copy = _open(bucket)
+    base, batch = bucket.log[-1]
+
+    with pytest.raises(CorruptDataError, match="the changelog goes on"):
+        copy.replay([batch], base_offset=base + batch.num_rows + 1)
+    copy.close()
+    bucket.tablet.close()
+
+
+def test_a_copy_that_does_not_fit_is_given_up(tmp_path: Path) -> None:
+    random = Random(2)
+    rules = random_rules(random, {})
+    keys = random_keys(random, rules, 200)
+    bucket = LoggedBucket(tmp_path / "kv", rules, options=_OPTIONS)
+    for _ in range(40):
+        bucket.write(random_batch(random, rules, keys, rows_max=12))
+    bucket.tablet.flush()
+    copy = _open(bucket, KvOptions(cache_bytes=100))
+
+    with pytest.raises(OverloadedError, match="does not fit into memory"):
+        copy.load()
+    copy.close()
+    bucket.tablet.close()

@@ -1,0 +1,172 @@
+"""Lookups stay linearizable while readers and the owner are killed, paused and replaced.
+
+Every user reads by a kept connection, which moves to a reader after some lookups, what the user has
+just written at the owner, and what others have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.client import StorageClient
+from tests.support.free_ports import free_port
+from tests.support.linearizability import Call, History, find_contradiction
+from tests.support.reader_world import RowConnection, reader_pids
+from tests.support.service_process import ServiceProcess
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+SCHEMA: Final = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), pa.field("version", pa.int64())]
+)
+_KEYS: Final = 5
+_NDJSON: Final = {"content-type": "application/x-ndjson"}
+
+
+class _User(threading.Thread):
+    """Writes keys, and reads each by a second connection, which moves to a reader."""
+
+    def __init__(
+        self, service: ServiceProcess, history: History, numbers: itertools.count[int], seed: int
+    ) -> None:
+        super().__init__(daemon=True)
+        self._service = service
+        self._calls = history.part()
+        self._numbers = numbers
+        self._random = random.Random(seed)
+        self.stop = threading.Event()
+        self.answered_by: set[str] = set()
+        """The processes that answered of late."""
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        reading, writing = (RowConnection(self._service, "registers") for _ in range(2))
+        try:
+            while not self.stop.is_set():
+                key = self._random.randrange(_KEYS)
+                try:
+                    if self._random.random() < 0.5:
+                        self._write(writing, key)
+                    self._read(reading, key)
+                except (http.client.HTTPException, OSError):
+                    reading.close()
+                    writing.close()
+                    self.stop.wait(0.01)
+        except BaseException as error:  # noqa: BLE001 - told to the main thread, which raises it
+            self.error = error
+        finally:
+            reading.close()
+            writing.close()
+
+    def _write(self, connection: RowConnection, key: int) -> None:
+        value = next(self._numbers)
+        started_ns, answered_ns = time.monotonic_ns(), None
+        line = json.dumps({"id": key, "version": value}).encode()
+        try:
+            status, _ = connection.request("POST", "/upsert", body=line, headers=_NDJSON)
+            if status == 200:
+                self.answered_by.add(connection.who)
+                answered_ns = time.monotonic_ns()
+        finally:
+            self._calls.append(_call("write", key, value, started_ns, answered_ns))
+
+    def _read(self, connection: RowConnection, key: int) -> None:
+        started_ns = time.monotonic_ns()
+        status, content = connection.request("GET", f"/rows/{key}")
+        answered_ns, answer = time.monotonic_ns(), json.loads(content)
+        if status == 200:
+            value = answer["version"]
+        elif status == 404 and answer["error"]["code"] == "row_not_found":
+            value = None
+        else:
+            assert status == 503, content
+            return
+        self.answered_by.add(connection.who)
+        self._calls.append(_call("read", key, value, started_ns, answered_ns))
+
+
+def _call(kind: str, key: int, value: int | None, started_ns: int, end_ns: int | None) -> Call:
+    return Call(
+        key=key,
+        kind="read" if kind == "read" else "write",
+        value=value,
+        started_ns=started_ns,
+        answered_ns=end_ns,
+    )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_lookups_beside_kills_are_linearizable(tmp_path: Path, seed: int) -> None:
+    chance, port = random.Random(seed), str(free_port())
+    service = ServiceProcess(tmp_path, "--readers", "2", "--port", port)
+    history, numbers = History(), itertools.count(1)
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(service)
+        with StorageClient(service.endpoint) as client:
+            client.create_table(
+                "registers",
+                SCHEMA,
+                primary_key=["id"],
+                bucket_count=2,
+                properties={"table.datalake.enabled": "false"},
+            )
+        users = [_User(service, history, numbers, number) for number in range(4)]
+        for user in users:
+            user.start()
+        pause = threading.Event()
+        for is_last in (False, False, True):
+            for _ in range(3):
+                _wait_for_a_reader(users)
+                pause.wait(chance.uniform(0, 1))
+                _hurt(chance.choice(reader_pids(service)), chance)
+            _wait_for_a_reader(users)
+            if not is_last:
+                service.kill()
+                service = ServiceProcess(tmp_path, "--readers", "2", "--port", port)
+                closing.enter_context(service)
+        for user in users:
+            user.stop.set()
+        for user in users:
+            user.join(60)
+            assert user.error is None
+
+    calls = history.calls()
+    assert len(calls) > 2_000
+    assert find_contradiction(calls) is None
+
+
+def _wait_for_a_reader(users: Sequence[_User]) -> None:
+    """Return when two processes have answered: one of them is a reader."""
+    for user in users:
+        user.answered_by.clear()
+    wait_until(
+        lambda: len(set().union(*(tuple(user.answered_by) for user in users))) > 1,
+        "an answer of a reader",
+    )
+
+
+def _hurt(pid: int, chance: random.Random) -> None:
+    """Kill a process, or pause the process for a moment."""
+    with contextlib.suppress(ProcessLookupError):
+        if chance.random() < 0.5:
+            os.kill(pid, signal.SIGKILL)
+            return
+        os.kill(pid, signal.SIGSTOP)
+        threading.Event().wait(0.3)
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,75 @@
+"""The channel between owner and reader: whole messages in order, with their connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from streamhouse.storage_service.server.readers._messages import Channel, Lost, Moved
+from tests.support.in_process_service import until
+
+
+class _End:
+    def __init__(self, end: socket.socket) -> None:
+        self.messages: list[tuple[Any, socket.socket | None]] = []
+        self.has_ended = False
+        self.channel = Channel(end, on_message=self._take, on_end=self._end)
+
+    def _take(self, message: Any, connection: socket.socket | None) -> None:
+        self.messages.append((message, connection))
+
+    def _end(self) -> None:
+        self.has_ended = True
+
+
+async def test_connections_arrive_with_their_messages() -> None:
+    ours, theirs = map(_End, socket.socketpair())
+    clients = []
+    for number in range(40):
+        client, served = socket.socketpair()
+        clients.append(client)
+        ours.channel.send(Lost(number, "x" * 10_000))
+        ours.channel.send(Moved(bytes([number]) * 30_000, number), served.detach())
+
+    # Far more than the buffers of the sockets have room for.
+    await until(lambda: len(theirs.messages) == 80)
+
+    for number, client in enumerate(clients):
+        lost, nothing = theirs.messages[2 * number]
+        assert (lost, nothing) == (Lost(number, "x" * 10_000), None)
+        moved, served = theirs.messages[2 * number + 1]
+        assert moved == Moved(bytes([number]) * 30_000, number)
+        served.sendall(bytes([number]))
+        served.close()
+        assert client.recv(10) == bytes([number])
+        client.close()
+    ours.channel.close()
+    theirs.channel.close()
+
+
+async def test_the_end_of_a_process_ends_the_channel_and_its_connections() -> None:
+    ours, theirs = map(_End, socket.socketpair())
+    theirs.channel.close()
+    await until(lambda: ours.has_ended)
+    client, served = socket.socketpair()
+
+    ours.channel.send(Moved(b"", 0), served.detach())
+
+    assert await asyncio.to_thread(client.recv, 1) == b""
+    client.close()
+    ours.channel.close()
+
+
+async def test_what_is_on_the_way_is_closed_with_the_channel() -> None:
+    first, second = socket.socketpair()
+    ours = _End(first)
+    client, served = socket.socketpair()
+    ours.channel.send(Lost(1, "x" * (4 << 20)))
+    ours.channel.send(Moved(b"", 0), served.detach())
+
+    ours.channel.close()
+
+    assert await asyncio.to_thread(client.recv, 1) == b""
+    client.close()
+    second.close()
