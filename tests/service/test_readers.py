@@ -272,3 +272,28 @@ def test_a_stop_ends_readers_and_their_connections(tmp_path: Path) -> None:
 
         assert not [pid for pid in readers if _is_running(pid)]
         connection.close()
+
+
+def test_readers_of_an_owner_without_its_lease_answer_nothing(tmp_path: Path) -> None:
+    journal = ("--journal", f"file://{tmp_path / 'journal'}", "--lease-ms", "2s")
+    with (
+        ServiceProcess(tmp_path / "owner", *journal, "--readers", "1") as owner,
+        ServiceProcess(tmp_path / "standby", *journal, "--standby") as standby,
+    ):
+        with StorageClient(owner.endpoint) as client:
+            _create(client)
+        connection = RowConnection(owner, "t", timeout_s=3)
+        connection.move()
+        owner.send(signal.SIGSTOP)
+        try:
+            standby.wait_ready()
+            with StorageClient(standby.endpoint) as client:
+                client.upsert("t", _rows(1, name="of the next owner"))
+
+            # The reader runs on, and gives the connection to the owner, which is paused.
+            with pytest.raises(TimeoutError):
+                connection.row(1)
+        finally:
+            owner.send(signal.SIGCONT)
+        owner.wait()
+        connection.close()

@@ -21,12 +21,17 @@ class RowConnection:
     """One kept connection that gets rows of a table; `who` is the process that answered last."""
 
     def __init__(
-        self, service: ServiceProcess, table: str, *, headers: dict[str, str] | None = None
+        self,
+        service: ServiceProcess,
+        table: str,
+        *,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = 60,
     ) -> None:
         self._address = service.endpoint.removeprefix("http://")
         self._table = table
         self._headers = headers or {}
-        self._connection = http.client.HTTPConnection(self._address, timeout=60)
+        self._connection = http.client.HTTPConnection(self._address, timeout=timeout_s)
         self.who = ""
         self.answer_count = 0
         """How many rows were answered."""
