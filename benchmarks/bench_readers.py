@@ -11,6 +11,7 @@ a core is kept from other work, in all processes of the service.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -91,7 +92,7 @@ def _report_reads(alone: ServiceProcess, helped: ServiceProcess) -> None:
     report(
         f"GET of one key of {KEYS:,}, {CONNECTIONS} connections, with --readers {READERS}",
         measured=f"{median(rates[helped]) / 1e3:,.1f} k/s, p99 {median(p99_ms[helped]):.1f} ms,"
-        f" {median(processor_us[helped]):.0f} us of processor each",
+        f" {median(processor_us[helped]):.0f} us of processor each; load {os.getloadavg()[0]:.0f}",
         limit=f"without: {median(rates[alone]) / 1e3:,.1f} k/s, p99 {median(p99_ms[alone]):.1f} ms,"
         f" {median(processor_us[alone]):.0f} us",
         ratio=ratio,
@@ -114,7 +115,7 @@ def _report_writes(base: pa.RecordBatch, alone: ServiceProcess, helped: ServiceP
     ratio = median(rates[helped]) / median(rates[alone])
     report(
         f"upserts of {UPSERT_ROWS} rows by one client beside {READERS} idle readers",
-        measured=f"{median(rates[helped]):,.0f} calls/s",
+        measured=f"{median(rates[helped]):,.0f} calls/s; load {os.getloadavg()[0]:.0f}",
         limit=f"without: {median(rates[alone]):,.0f} calls/s",
         ratio=ratio,
         bar="at least 0.97",
