@@ -165,6 +165,12 @@ GET_US: Final = Measured(
     line="GET of one key of 1,000,000, 32 connections, nothing else runs",
     number=r"([\d.]+) us of the service's",
 )
+READER_GET_US: Final = Measured(
+    value=88,
+    benchmark="bench_readers",
+    line="GET of one key of 200,000, 32 connections, with --readers 2",
+    number=r"([\d.]+) us of processor each",
+)
 LAKE_MB: Final = Measured(
     value=71.5,
     benchmark="bench_layouts",

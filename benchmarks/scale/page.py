@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ from benchmarks.scale.figures import (
     GETS_PER_S,
     INSTANCE,
     PRICES,
+    READER_GET_US,
     RIVAL_BYTES,
     RIVAL_MB_S,
     STORE,
@@ -47,6 +49,8 @@ _SCENARIOS: Final = {
 }
 _BEGIN: Final = "<!-- begin: python -m benchmarks.scale -->\n"
 _END: Final = "<!-- end -->\n"
+_CORES: Final = (2, 4, 16, 64)
+_HALF_A_MILLION: Final = 500_000
 _SHARDS: Final = (1, 10, 100, 1_000)
 _LINGERS_MS: Final = (0, 2, 5, 10, 20, 50, 100, 250)
 _LOADS: Final = {
@@ -63,6 +67,7 @@ def scale_page() -> str:
     first = next(iter(outcomes.values()))
     values = {
         **_shard_values(),
+        **_reader_values(),
         **_rival_values(),
         "hours": f"{PRICES.hours_a_month:.0f}",
         "inputs": _inputs(),
@@ -146,6 +151,22 @@ def _shard_values() -> Mapping[str, str]:
         "default_linger": f"{DEFAULTS.linger_ms:.0f}",
         "default_objects": f"{puts_per_s(SHARD.load, DEFAULTS):.0f}",
         "default_dollars": f"{month_of_puts(puts_per_s(SHARD.load, DEFAULTS)):,.0f}",
+    }
+
+
+def _reader_values() -> Mapping[str, str]:
+    of_a_core = 1e6 / READER_GET_US.value
+    rows = [
+        [
+            "GETs of one row, thousands a second",
+            *(f"{of_a_core * (n - 1) / 1e3:,.0f}" for n in _CORES),
+        ],
+        ["copies of the rows, the service's included", *(str(n) for n in _CORES)],
+    ]
+    return {
+        "reader_us": f"{READER_GET_US.value:.0f}",
+        "readers": markdown_table(["cores", *(str(n) for n in _CORES)], rows),
+        "half_million": str(math.ceil(_HALF_A_MILLION / of_a_core) + 1),
     }
 
 
