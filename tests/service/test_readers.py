@@ -95,6 +95,27 @@ def test_a_reader_answers_lookups(client: StorageClient, moved: RowConnection) -
     ]
 
 
+@pytest.mark.parametrize("count", [5_000, 200_000])
+def test_lookups_of_many_keys_are_answered(
+    client: StorageClient, moved: RowConnection, count: int
+) -> None:
+    """The larger request is too large for a reader, and goes to the owner."""
+    reader = moved.who
+    client.upsert("t", _rows(*range(0, count, 2), name="even"))
+    moved.row(0)
+    keys = pa.record_batch({"id": range(count)}, schema=pa.schema([SCHEMA.field("id")]))
+    body = encode_append_body(keys.schema, [(None, 0, keys)])
+    headers = {"content-type": "application/vnd.apache.arrow.stream"}
+
+    status, content = moved.request("POST", "/lookup", body=body, headers=headers)
+
+    assert status == 200
+    assert (moved.who == reader) == (len(body) < 1 << 20)
+    rows = pa.ipc.open_stream(content).read_all()
+    assert rows["__found"].to_pylist()[100:] == [True, False] * ((count - 100) // 2)
+    assert rows["name"].to_pylist()[100:] == ["even", None] * ((count - 100) // 2)
+
+
 def test_other_requests_of_the_connection_are_the_owners(
     service: ServiceProcess, client: StorageClient, moved: RowConnection
 ) -> None:

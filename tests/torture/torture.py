@@ -19,7 +19,8 @@ in a store that misbehaves: in `lost-disk` the machine's disk is gone after ever
 disk; lookups meanwhile are judged to be linearizable. In `disk-ack` (journal/disk_ack.py) what a
 lost disk takes is held against what may be lost then. In `shards` (journal/shards.py) one
 supervisor has two shards, tables move between them, and any of the three processes dies. In
-`kafka` (journal/kafka.py) who writes and reads are Kafka clients.
+`kafka` (journal/kafka.py) who writes and reads are Kafka clients. In `readers` (readers.py) readers
+beside an owner answer lookups, any of them killed or paused; lookups are judged to be linearizable.
 
 The seed decides what is killed when and what is written; threads and disks still add chance of
 their own, so a seed repeats the plan of a run, not each of its interleavings.
@@ -45,13 +46,18 @@ from tests.torture.journal.disk_ack import DiskAckEra
 from tests.torture.journal.eras import LostDiskEra, TakeoverEra
 from tests.torture.journal.kafka import KafkaEra
 from tests.torture.journal.shards import ShardsEra
+from tests.torture.readers import ReaderEra
 
 __all__ = ["KINDS", "torture"]
 
 LIVES_PER_ERA: Final = 12
-KINDS: Final = ("disk", "lost-disk", "takeover", "disk-ack", "shards", "kafka")
+KINDS: Final = ("disk", "lost-disk", "takeover", "disk-ack", "shards", "kafka", "readers")
 _STORES: Final[tuple[StoreKind, ...]] = ("faulty s3", "faulty s3", "file")
 _JournalEra = LostDiskEra | TakeoverEra | DiskAckEra | ShardsEra
+_WITHOUT_JOURNAL: Final[dict[str, type[Era | ReaderEra]]] = {
+    "disk": Era,
+    "readers": ReaderEra,
+}
 _OF_JOURNAL: Final[dict[str, type[_JournalEra]]] = {
     "lost-disk": LostDiskEra,
     "takeover": TakeoverEra,
@@ -94,8 +100,8 @@ def torture(
 def _run(
     kind: str, store: StoreKind, directory: Path, chance: random.Random, report: Report, lives: int
 ) -> None:
-    if kind == "disk":
-        Era(directory, chance, report).run(lives)
+    if kind in _WITHOUT_JOURNAL:
+        _WITHOUT_JOURNAL[kind](directory, chance, report).run(lives)
         return
     seed = chance.getrandbits(32)
     with JournalHome(store, seed=seed, folder=directory / "home") as home:

@@ -33,7 +33,7 @@ _OWNER_TIMEOUT_S: Final = 180.0
 _ZOMBIE_TIMEOUT_S: Final = 60.0
 _STARTS: Final = 5
 _ROLES: Final[tuple[tuple[str, ...], ...]] = ((), ("--standby",))
-LIMITS: Final = (*SERVICE_LIMITS, "--lease-ms", str(int(_LEASE_S * 1_000)))
+LIMITS: Final = (*SERVICE_LIMITS, "--lease-ms", str(int(_LEASE_S * 1_000)), "--readers", "1")
 _PLANS: Final = (CALM, FaultPlan(share=0.03), FaultPlan(share=0.25, delay_ms_max=100))
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pytest
 
 from streamhouse.client import StorageClient
 from tests.support.free_ports import free_port
@@ -28,13 +27,16 @@ from tests.support.linearizability import Call, History, find_contradiction
 from tests.support.reader_world import RowConnection, reader_pids
 from tests.support.service_process import ServiceProcess
 from tests.support.waiting import wait_until
+from tests.torture.era import Report
 
-pytestmark = pytest.mark.slow
+__all__ = ["ReaderEra"]
 
 SCHEMA: Final = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), pa.field("version", pa.int64())]
 )
 _KEYS: Final = 5
+_USERS: Final = 4
+_HURT_A_LIFE: Final = 3
 _NDJSON: Final = {"content-type": "application/x-ndjson"}
 
 
@@ -110,45 +112,72 @@ def _call(kind: str, key: int, value: int | None, started_ns: int, end_ns: int |
     )
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_lookups_beside_kills_are_linearizable(tmp_path: Path, seed: int) -> None:
-    chance, port = random.Random(seed), str(free_port())
-    service = ServiceProcess(tmp_path, "--readers", "2", "--port", port)
-    history, numbers = History(), itertools.count(1)
-    with contextlib.ExitStack() as closing:
-        closing.enter_context(service)
-        with StorageClient(service.endpoint) as client:
-            client.create_table(
-                "registers",
-                SCHEMA,
-                primary_key=["id"],
-                bucket_count=2,
-                properties={"table.datalake.enabled": "false"},
-            )
-        users = [_User(service, history, numbers, number) for number in range(4)]
-        for user in users:
-            user.start()
-        pause = threading.Event()
-        for is_last in (False, False, True):
-            for _ in range(3):
-                _wait_for_a_reader(users)
-                pause.wait(chance.uniform(0, 1))
-                _hurt(chance.choice(reader_pids(service)), chance)
-            _wait_for_a_reader(users)
-            if not is_last:
-                service.kill()
-                service = ServiceProcess(tmp_path, "--readers", "2", "--port", port)
-                closing.enter_context(service)
-        for user in users:
-            user.stop.set()
-        for user in users:
-            user.join(60)
-            assert user.error is None
+class ReaderEra:
+    """One owner after the other on a directory, with two readers that are killed and paused."""
 
-    calls = history.calls()
-    assert len(calls) > 2_000
-    assert find_contradiction(calls) is None
+    def __init__(self, directory: Path, chance: random.Random, report: Report) -> None:
+        self._data_dir = directory / "data"
+        self._random = chance
+        self._report = report
+        self._port = str(free_port())
+
+    def run(self, lives: int) -> None:
+        """Live, die, and judge all calls at the end."""
+        history, numbers = History(), itertools.count(1)
+        service = self._service()
+        with contextlib.ExitStack() as closing:
+            closing.enter_context(service)
+            with StorageClient(service.endpoint) as client:
+                client.create_table(
+                    "registers",
+                    SCHEMA,
+                    primary_key=["id"],
+                    bucket_count=2,
+                    properties={"table.datalake.enabled": "false"},
+                )
+            users = [_User(service, history, numbers, number) for number in range(_USERS)]
+            closing.callback(_end, users)
+            for user in users:
+                user.start()
+            for life in range(lives):
+                for _ in range(_HURT_A_LIFE):
+                    _wait_for_a_reader(users)
+                    threading.Event().wait(self._random.uniform(0, 1))
+                    self._hurt(self._random.choice(reader_pids(service)))
+                _wait_for_a_reader(users)
+                if life < lives - 1:
+                    service.kill()
+                    self._report.deaths["kill beside readers"] += 1
+                    service = closing.enter_context(self._service())
+            _end(users)
+        calls = history.calls()
+        self._report.calls += len(calls)
+        self._report.rows_judged += len(calls)
+        contradiction = find_contradiction(calls)
+        assert contradiction is None, f"lookups of readers are not linearizable: {contradiction}"
+
+    def _service(self) -> ServiceProcess:
+        return ServiceProcess(self._data_dir, "--readers", "2", "--port", self._port)
+
+    def _hurt(self, pid: int) -> None:
+        """Kill a reader, or pause the reader for a moment."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._random.random() < 0.5:
+                self._report.deaths["kill of a reader"] += 1
+                os.kill(pid, signal.SIGKILL)
+                return
+            os.kill(pid, signal.SIGSTOP)
+            threading.Event().wait(0.3)
+            os.kill(pid, signal.SIGCONT)
+
+
+def _end(users: Sequence[_User]) -> None:
+    for user in users:
+        user.stop.set()
+    for user in users:
+        user.join(60)
+        if user.error is not None:
+            raise AssertionError("a user of the registers failed") from user.error
 
 
 def _wait_for_a_reader(users: Sequence[_User]) -> None:
@@ -159,14 +188,3 @@ def _wait_for_a_reader(users: Sequence[_User]) -> None:
         lambda: len(set().union(*(tuple(user.answered_by) for user in users))) > 1,
         "an answer of a reader",
     )
-
-
-def _hurt(pid: int, chance: random.Random) -> None:
-    """Kill a process, or pause the process for a moment."""
-    with contextlib.suppress(ProcessLookupError):
-        if chance.random() < 0.5:
-            os.kill(pid, signal.SIGKILL)
-            return
-        os.kill(pid, signal.SIGSTOP)
-        threading.Event().wait(0.3)
-        os.kill(pid, signal.SIGCONT)
