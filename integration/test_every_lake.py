@@ -63,6 +63,7 @@ WRITERS_NOT_OF_VERSION_3: Final = (
     "tests/property/test_key_tiering.py",
     "tests/property/test_maintenance.py",
     "tests/property/test_union_read.py",
+    "tests/property/test_union_read_keys.py",
     "tests/simulation/test_tiering_crashes.py",
     "tests/unit/connector/test_executor_imports.py",
     "tests/unit/tiering/test_format_version_3.py",

@@ -114,6 +114,12 @@ class Life:
         if self.tiers.lacks_rows():
             self.world.tiering.tier()
 
+    def pack(self) -> None:
+        """Our maintenance rewrites what it would."""
+        if self.world.union.state().lake.snapshot_id is not None:
+            tiering = self.world.tiering
+            tiering.maintain(policy=tiering.on_demand())
+
     def read(self, where: str | None, columns: tuple[str, ...] | None) -> None:
         options = {"where": where, "columns": columns and ",".join(columns)}
         given = {key: value for key, value in options.items() if value is not None}
@@ -253,6 +259,7 @@ class Life:
     history=st.booleans(),
     layout=st.sampled_from([{}, *LAYOUTS]),
     image=st.sampled_from(["full", "after"]),
+    version=st.sampled_from(["2", "3"]),
     life=lives,
 )
 def test_reads_equal_the_model(
@@ -260,6 +267,7 @@ def test_reads_equal_the_model(
     history: bool,
     layout: dict[str, str],
     image: str,
+    version: str,
     life: list[tuple[tuple[Any, ...], ...]],
 ) -> None:
     with (
@@ -273,6 +281,7 @@ def test_reads_equal_the_model(
             properties={
                 "table.changelog.image": image,
                 "table.datalake.changelog": str(history).lower(),
+                "table.datalake.format-version": version,
                 **layout,
             },
         )
@@ -282,7 +291,9 @@ def test_reads_equal_the_model(
             table.write(bucket, [("upsert", key, "eu", key % 7) for key in range(KEYS)])
         table.tier()
         for name, *arguments in itertools.chain.from_iterable(life):
-            table.step(name, *arguments)
+            # Stock pyiceberg compacts no table of format version 3.
+            is_ours = (name, version) == ("rewrite", "3")
+            table.step(*(("pack",) if is_ours else (name, *arguments)))
         table.read(None, None)
         table.tier()
         table.read(None, None)
