@@ -74,8 +74,17 @@ class RowCopy:
         """The bytes of the rows and their index."""
         return self._cache.memory_bytes
 
-    def replay(self, changelog: Sequence[pa.RecordBatch], *, base_offset: int) -> None:
-        """Apply changes from `applied_offset` on; the first batch starts at `base_offset`."""
+    def replays_at_once(self, count: int) -> bool:
+        """Whether so many changes can be replayed without moving rows or growing the index."""
+        return self._cache.has_room(count) and not self._cache.is_untidy
+
+    def replay(
+        self, changelog: Sequence[pa.RecordBatch], *, base_offset: int, at_once: bool = False
+    ) -> None:
+        """Apply changes from `applied_offset` on; the first batch starts at `base_offset`.
+
+        With `at_once` slower work waits for the next replay, as `replays_at_once` tells.
+        """
         changes = pa.concat_batches(changelog) if len(changelog) > 1 else changelog[0]
         skipped = self.applied_offset - base_offset
         if skipped < 0:
@@ -95,7 +104,7 @@ class RowCopy:
         self._row_count += planned.row_count_delta
         self.applied_offset = planned.end_offset
         if self.is_loaded:
-            self._tidy()
+            self._tidy(at_once=at_once)
 
     def load(self) -> None:
         """Read all rows of the files."""
@@ -119,7 +128,7 @@ class RowCopy:
                 )
             self._cache.finish_loading()
         self._close_files()
-        self._tidy()
+        self._tidy(at_once=False)
 
     def find(self, keys: pa.Array, *, bytes_max: int) -> FoundValues:
         """Return the newest row of each encoded key; see `KvTablet.find`."""
@@ -166,12 +175,13 @@ class RowCopy:
         if store is not None:
             store.close()
 
-    def _tidy(self) -> None:
+    def _tidy(self, *, at_once: bool) -> None:
         # No other place has the rows, and no file has the deleted ones: nothing waits for a run.
         self._cache.run_begun()
         self._cache.run_ended(is_written=True)
         self._check_room()
-        self._cache.tidy()
+        if not at_once:
+            self._cache.tidy()
 
     def _check_room(self) -> None:
         used = self._cache.memory_bytes

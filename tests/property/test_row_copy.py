@@ -43,10 +43,15 @@ def _follow(copy: RowCopy, bucket: LoggedBucket, end: int, *, at_once: bool) -> 
             first = base
         waiting.append(batch)
         if not at_once:
-            copy.replay(waiting, base_offset=first)
+            _replay(copy, waiting, first)
             waiting = []
     if waiting:
-        copy.replay(waiting, base_offset=first)
+        _replay(copy, waiting, first)
+
+
+def _replay(copy: RowCopy, waiting: list[pa.RecordBatch], first: int) -> None:
+    at_once = copy.replays_at_once(sum(batch.num_rows for batch in waiting))
+    copy.replay(waiting, base_offset=first, at_once=at_once)
 
 
 def _rows(copy: RowCopy, bucket: LoggedBucket, keys: list[tuple[Any, ...]]) -> list[Any]:

@@ -61,8 +61,8 @@ class _HeldBucket:
     def check_usable(self) -> None:
         """Rows that cannot be used are not held."""
 
-    def follow(self, end: int) -> None:
-        """Apply all changes below `end`, which is published."""
+    def follow(self, end: int, *, at_once: bool) -> None:
+        """Apply all changes below `end`, which is published; `at_once` as in `RowCopy.replay`."""
         waiting: list[pa.RecordBatch] = []
         first, size = 0, 0
         for frame in self._tail.frames(self.rows.applied_offset, end):
@@ -71,10 +71,10 @@ class _HeldBucket:
             waiting.append(read_stored(frame.payload, self._info, stored_as=frame.schema_id))
             size += len(frame.payload)
             if size >= _PLAN_BYTES:
-                self.rows.replay(waiting, base_offset=first)
+                self.rows.replay(waiting, base_offset=first, at_once=at_once)
                 waiting, size = [], 0
         if waiting:
-            self.rows.replay(waiting, base_offset=first)
+            self.rows.replay(waiting, base_offset=first, at_once=at_once)
 
     def close(self) -> None:
         """Release files and memory."""
@@ -133,10 +133,11 @@ class _HeldTable(LookupTable):
         if self._following is not None:
             return self.missing(ends) == 0
         count = self.missing(ends)
-        if count > _CHANGES_AT_ONCE:
-            return False
         if count:
-            self.follow(ends)
+            is_quick = all(bucket.rows.replays_at_once(count) for bucket in self._buckets)
+            if count > _CHANGES_AT_ONCE or not is_quick:
+                return False
+            self.follow(ends, at_once=True)
         self._followed_ends = ends
         return True
 
@@ -160,11 +161,11 @@ class _HeldTable(LookupTable):
         # Each waiting request takes the error; without any the next request meets it again.
         following.exception()
 
-    def follow(self, ends: Sequence[int]) -> None:
+    def follow(self, ends: Sequence[int], *, at_once: bool = False) -> None:
         """Apply all changes below `ends`. One caller at a time."""
         for end, bucket in zip(ends, self._buckets, strict=True):
             if end > bucket.rows.applied_offset:
-                bucket.follow(end)
+                bucket.follow(end, at_once=at_once)
 
     async def close(self) -> None:
         """Release files and memory, after the thread that follows."""

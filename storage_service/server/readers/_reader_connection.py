@@ -23,6 +23,7 @@ _NOT_SIMPLE: Final = re.compile(rb"\r\n(?:transfer-encoding|expect|upgrade)[ \t]
 _ANY_LENGTH: Final = re.compile(rb"\r\ncontent-length", re.IGNORECASE)
 _UNSENT_LOOK_S: Final = 0.01
 _UNSENT_LOOKS_MAX: Final = 3_000
+_ANSWERS_FORGIVEN: Final = 1_000
 
 SendSocket = Callable[[int, bytes, int], None]
 """Sends the owner a descriptor, the bytes that nobody has answered, and the number of moves."""
@@ -38,6 +39,7 @@ class ReaderConnection(BoundedHttpProtocol):
     """What arrived behind the request, or part of a request."""
     _get_headers = b""
     """What followed the request line of the last GET without a body."""
+    _answer_count = 0
     _unsent_looks = 0
 
     def data_received(self, data: bytes) -> None:
@@ -70,6 +72,7 @@ class ReaderConnection(BoundedHttpProtocol):
         """Begin the next request."""
         super().on_response_complete()
         self._request = b""
+        self._answer_count += 1
         if self._received and not self.transport.is_closing():
             # In a separate iteration of the loop: the other connections have their turn first.
             self.loop.call_soon(self._go_on)
@@ -102,7 +105,9 @@ class ReaderConnection(BoundedHttpProtocol):
             return
         data = self._request + self._received
         self._request = self._received = b""
-        self.send_socket(descriptor, data, self.moves + 1)
+        # A connection that a reader has served for long is not kept away from readers.
+        moves = self.moves if self._answer_count < _ANSWERS_FORGIVEN else 0
+        self.send_socket(descriptor, data, moves + 1)
 
 
 def reader_connection(send_socket: SendSocket) -> type[ReaderConnection]:
