@@ -107,7 +107,9 @@ class FaultyMemoryStore(MemoryStore):
         with self.lock:
             fault = self._fault("lost", "late", "nothing")
             if fault == "late":
-                self._late.append(lambda: self.objects.update({key: bytes(data)}))
+                # The caller may use its buffer again after the answer.
+                whole = bytes(data)
+                self._late.append(lambda: self.objects.update({key: whole}))
             if fault in ("late", "nothing"):
                 raise StoreUnavailableError(f"{key}: no answer")
             super().replace(key, data)

@@ -350,12 +350,13 @@ class _Stream:
         self._pieces = pieces
         self._buffer = memoryview(b"")
 
-    def read(self, size: int, /) -> bytes:
-        """Return some of the next bytes, empty at the end."""
+    def readinto(self, room: memoryview, /) -> int:
+        """Fill a part of the room with the next bytes; return their number, 0 at the end."""
         while not len(self._buffer):
             piece = next(self._pieces, None)
             if piece is None:
-                return b""
+                return 0
             self._buffer = memoryview(piece)
-        data, self._buffer = self._buffer[:size], self._buffer[size:]
-        return bytes(data)
+        data, self._buffer = self._buffer[: len(room)], self._buffer[len(room) :]
+        room[: len(data)] = data
+        return len(data)

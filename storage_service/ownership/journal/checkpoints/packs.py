@@ -7,6 +7,7 @@ bytes count only if a manifest's checksums agree.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -40,7 +41,7 @@ def pack_name(epoch: int, number: int) -> str:
 
 
 class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+    def readinto(self, room: memoryview, /) -> int | None: ...
 
 
 class Added(NamedTuple):
@@ -75,9 +76,12 @@ class PackWriter:
         """The number of the next pack."""
         self.lengths: dict[str, int] = {}
         """The length of every pack begun."""
-        self._buffers: list[Buffer] = []
+        # Files are read into the pack itself. Packs are used again: memory that is new to the
+        # process takes longer to get than to fill.
+        self._pack: memoryview | None = None
         self._length = 0
-        self._room = threading.Semaphore(_IN_FLIGHT)
+        self._spare_packs: list[memoryview] = []
+        self._room = threading.Semaphore(_IN_FLIGHT + 1)
         self._threads = Pool("journal-pack", _IN_FLIGHT)
         self._uploads: list[Future[None]] = []
 
@@ -90,14 +94,9 @@ class PackWriter:
     def add(self, data: Buffer) -> Packed:
         """Append `data` to the current pack."""
         assert 0 < len(data) <= self._pack_bytes_max
-        if self._length + len(data) > self._pack_bytes_max:
-            self._upload()
-        piece = Packed(
-            pack_name(self._epoch, self.next_number), self._length, len(data), crc32c(data)
-        )
-        self._buffers.append(data)
-        self._length += len(data)
-        self.lengths[piece.pack] = self._length
+        self._room_for(len(data))[:] = data
+        piece = Packed(self._name, self._length, len(data), crc32c(data))
+        self._grow(len(data))
         return piece
 
     def add_from(self, file: _Readable, length: int, *, crc: int = 0) -> Added:
@@ -105,18 +104,43 @@ class PackWriter:
         pieces: list[Packed] = []
         remaining_bytes = length
         while remaining_bytes:
-            data = file.read(min(remaining_bytes, READ_BYTES))
-            if not data:
+            room = self._room_for(min(remaining_bytes, READ_BYTES, self._pack_bytes_max))
+            data = room[: file.readinto(room) or 0]
+            if not len(data):
                 break
             remaining_bytes -= len(data)
-            crc = crc32c(data, crc)
-            piece, last = self.add(data), pieces[-1] if pieces else None
-            if last is not None and last.pack == piece.pack:
-                whole = last.length + piece.length
-                pieces[-1] = Packed(last.pack, last.offset, whole, crc32c(data, last.crc32c))
-            else:
-                pieces.append(piece)
+            name = self._name
+            is_longer = pieces and pieces[-1].pack == name
+            before = pieces.pop() if is_longer else Packed(name, self._length, 0, 0)
+            piece_crc = crc32c(data, before.crc32c)
+            # The same checksum twice, for the first bytes of a file in their first pack.
+            crc = piece_crc if crc == before.crc32c else crc32c(data, crc)
+            pieces.append(Packed(name, before.offset, before.length + len(data), piece_crc))
+            self._grow(len(data))
         return Added(pieces, length - remaining_bytes, crc)
+
+    @property
+    def _name(self) -> str:
+        """The name of the current pack."""
+        return pack_name(self._epoch, self.next_number)
+
+    def _room_for(self, length: int) -> memoryview:
+        """Return room for `length` bytes, in the current pack or in a new one."""
+        if self._length + length > self._pack_bytes_max:
+            self._upload()
+        if self._pack is None:
+            self._room.acquire()
+            self._pack = self._spare_packs.pop() if self._spare_packs else self._new_pack()
+        return self._pack[self._length : self._length + length]
+
+    def _new_pack(self) -> memoryview:
+        # Unlike a bytearray this takes no memory before it is filled.
+        return memoryview(mmap.mmap(-1, self._pack_bytes_max))
+
+    def _grow(self, length: int) -> None:
+        """Note `length` bytes in the room."""
+        self._length += length
+        self.lengths[self._name] = self._length
 
     def finish(self) -> None:
         """Return once all packs are in the store; raises the store's error."""
@@ -132,20 +156,20 @@ class PackWriter:
                 self._store.delete(keys[start : start + _DELETED_AT_ONCE])
 
     def _upload(self) -> None:
-        if not self._length:
+        if self._pack is None or not self._length:
             return
-        key = self._names.pack(pack_name(self._epoch, self.next_number))
-        data = b"".join(self._buffers)
-        self._buffers, self._length = [], 0
+        key = self._names.pack(self._name)
+        pack, length = self._pack, self._length
+        self._pack, self._length = None, 0
         self.next_number += 1
-        self._room.acquire()
-        self._uploads.append(self._threads.submit(self._put, key, data))
+        self._uploads.append(self._threads.submit(self._put, key, pack, length))
 
-    def _put(self, key: str, data: bytes) -> None:
+    def _put(self, key: str, pack: memoryview, length: int) -> None:
         try:
             # Only this process writes the pack, so a repeated write is harmless.
-            self._store.replace(key, data)
+            self._store.replace(key, pack[:length].toreadonly())
         finally:
+            self._spare_packs.append(pack)
             self._room.release()
 
 

@@ -105,6 +105,8 @@ class S3ObjectStore:
 
     def replace(self, key: str, data: Buffer) -> None:
         """See `ObjectStore.replace`."""
+        # A copy: an attempt that was given up may still be sent when the caller has its answer.
+        data = bytes(data)
         with self._errors(key, missing=self._no_bucket()):
             obstore.put(self._store, self._prefix + key, data, use_multipart=False)
 

@@ -84,7 +84,10 @@ class ObjectStore(Protocol):
         """
 
     def replace(self, key: str, data: Buffer) -> None:
-        """Store the object under a new or an existing key. Durable on return."""
+        """Store the object under a new or an existing key. Durable on return.
+
+        The caller may use the memory of `data` again then, also after an error.
+        """
 
     def get(self, key: str, *, bytes_max: int) -> memoryview:
         """Return the object. Raises `ObjectNotFoundError`, `ObjectTooLargeError`."""
