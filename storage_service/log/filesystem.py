@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
@@ -33,9 +33,6 @@ Buffer: TypeAlias = bytes | memoryview
 
 # The most buffers of one writev on Linux, as in sysconf.
 _IOV_MAX: Final = 1024
-# The most bytes of one writev. For a longer write Linux takes page cache in pieces of 2 MiB, which
-# it hardly ever has at hand: 4 MiB in one call took 5 times the processor time of 8 calls.
-_WRITE_BYTES_MAX: Final = 512 * 1024
 # Below this size a copy into one buffer is cheaper than a long list of small buffers.
 _COALESCE_BYTES_MAX: Final = 256 * 1024
 # A mapped file costs a file descriptor (mmap duplicates it), and descriptors are scarce.
@@ -191,7 +188,7 @@ class LocalWritableFile:
         self._descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o644)
 
     def write(self, buffers: Sequence[Buffer], *, position: int) -> None:
-        """See `WritableFile.write`: one system call, unless there is much to write."""
+        """See `WritableFile.write`: one system call unless the list is long."""
         if sum(map(len, buffers)) <= _COALESCE_BYTES_MAX:
             buffers = [b"".join(buffers)]
         write_buffers(self._descriptor, buffers, position=position)
@@ -213,7 +210,8 @@ class LocalWritableFile:
 
 def write_buffers(descriptor: int, buffers: Sequence[Buffer], *, position: int) -> None:
     """Write all of `buffers`, in order, to an open file from byte `position` on."""
-    for some in _writes_of(buffers):
+    for start in range(0, len(buffers), _IOV_MAX):
+        some = list(buffers[start : start + _IOV_MAX])
         remaining_bytes = sum(map(len, some))
         while remaining_bytes:
             written = os.pwritev(descriptor, some, position)
@@ -221,26 +219,6 @@ def write_buffers(descriptor: int, buffers: Sequence[Buffer], *, position: int) 
             remaining_bytes -= written
             if remaining_bytes:
                 some = _without_first(some, written)
-
-
-def _writes_of(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield the buffers of each system call, in order."""
-    some: list[Buffer] = []
-    room_bytes = _WRITE_BYTES_MAX
-    for buffer in buffers:
-        rest: Buffer = buffer
-        while len(rest) > room_bytes:
-            rest = memoryview(rest)
-            yield [*some, rest[:room_bytes]]
-            rest = rest[room_bytes:]
-            some, room_bytes = [], _WRITE_BYTES_MAX
-        some.append(rest)
-        room_bytes -= len(rest)
-        if len(some) == _IOV_MAX:
-            yield some
-            some, room_bytes = [], _WRITE_BYTES_MAX
-    if some:
-        yield some
 
 
 def _without_first(buffers: list[Buffer], count: int) -> list[Buffer]:

@@ -187,41 +187,6 @@ def test_local_write_goes_on_after_a_short_one(
     assert (tmp_path / "x").read_bytes() == b"".join(buffers)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        [3_000_000],
-        [88, *[70, 700_000] * 5],
-        [512 * 1024] * 3,
-        [100, 512 * 1024, 0, 512 * 1024 - 100, 1],
-        [300] * 5_000,
-        [0],
-    ],
-)
-def test_a_large_write_is_made_in_small_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
-) -> None:
-    """One call of 4 MiB took 5 times the processor time of 8 calls: page cache came in 2 MiB."""
-    whole = os.pwritev
-    calls: list[int] = []
-
-    def counted(descriptor: int, buffers: list[bytes], position: int) -> int:
-        assert len(buffers) <= 1024
-        calls.append(sum(map(len, buffers)))
-        return whole(descriptor, buffers, position)
-
-    monkeypatch.setattr(os, "pwritev", counted)
-    buffers = [os.urandom(size) for size in sizes]
-
-    file = LocalFilesystem().create(tmp_path / "x")
-    file.write([b"head"], position=0)
-    file.write(buffers, position=4)
-    file.close()
-
-    assert (tmp_path / "x").read_bytes() == b"head" + b"".join(buffers)
-    assert max(calls) <= 512 * 1024
-
-
 @pytest.mark.parametrize("fault", ["crash", "error"])
 @pytest.mark.parametrize("crash", list(Crash))
 def test_replace_durably_leaves_the_old_or_the_new(crash: Crash, fault: str) -> None:
