@@ -53,7 +53,6 @@ class RowCopy:
         self._cache: Final = RowCache(
             budget_bytes=options.cache_bytes, segment_bytes=options.segment_bytes
         )
-        self._share: Final = None if options.memory is None else options.memory.join()
         self._store: RocksdbStore | None = RocksdbStore(
             path, table_id=table_id, bucket=bucket, options=options.store, is_copy=True
         )
@@ -63,6 +62,8 @@ class RowCopy:
         if self._row_count:
             self._cache.start_loading(self._row_count)
             self._chunks = self._store.scan(chunk_rows=_CHUNK_ROWS)
+        # Behind what may fail: nobody would leave the budget.
+        self._share: Final = None if options.memory is None else options.memory.join()
 
     @property
     def is_loaded(self) -> bool:

@@ -35,7 +35,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
 )
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 
-__all__ = ["BoundedHttpProtocol", "bounded_protocol"]
+__all__ = ["HEAD_BYTES_MAX", "BoundedHttpProtocol", "bounded_protocol"]
 
 HEAD_BYTES_MAX: Final = 64 << 10
 # The bytes parsed at a time. This bounds the request objects of a connection: 230 of the shortest.
@@ -186,11 +186,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return self._socket_taken() if is_idle else None
 
     def _socket_taken(self) -> int | None:
-        """Return a descriptor of the connection, which is closed here; None if that is too late."""
+        """Return a descriptor of the connection, which is closed here.
+
+        None if that is too late, or for too many open files.
+        """
         self.together.flush()
         if self.transport.is_closing() or self.unsent_bytes():
             return None
-        descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+        try:
+            descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+        except OSError:
+            return None
         self.open_connections.closed(self)
         # The peer notices nothing, because the socket has another descriptor.
         self.transport.abort()
@@ -314,7 +320,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         try:
             context.run(answering.send, None)
         except StopIteration:
-            if not cycle.response_complete:
+            # A connection that is given back stays open until its earlier answers are sent.
+            if not (cycle.response_complete or self.is_given_back):
                 # The client is gone, or a bug ended the request after the start of the answer.
                 self.together.flush()
                 self.transport.close()

@@ -7,6 +7,7 @@ of either process ends the channel.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import socket
@@ -32,6 +33,8 @@ __all__ = [
     "Opening",
     "Stop",
 ]
+
+_logger = logging.getLogger(__name__)
 
 _HEAD: Final = struct.Struct("<IB")
 _RECEIVED_BYTES: Final = 256 << 10
@@ -141,7 +144,8 @@ class Channel:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._received = bytearray()
-        self._descriptors: deque[int] = deque()
+        # None: this process had no room for the descriptor.
+        self._descriptors: deque[int | None] = deque()
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
         self._is_open = True
         self._loop.add_reader(end.fileno(), self._receive)
@@ -173,7 +177,8 @@ class Channel:
         unsent = [descriptor for _, descriptor in self._unsent if descriptor is not None]
         self._unsent.clear()
         for descriptor in (*unsent, *self._descriptors):
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
         self._descriptors.clear()
 
     def _send(self) -> None:
@@ -199,14 +204,18 @@ class Channel:
 
     def _receive(self) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(
+            data, descriptors, flags, _ = socket.recv_fds(
                 self._socket, _RECEIVED_BYTES, _DESCRIPTORS_MAX
             )
         except BlockingIOError:
             return
         except OSError:
-            data, descriptors = b"", []
+            data, descriptors, flags = b"", [], 0
         self._descriptors.extend(descriptors)
+        if flags & socket.MSG_CTRUNC:
+            # Too many open files: the kernel has closed the connection. Without its place here the
+            # next client's connection would go with this client's request.
+            self._descriptors.append(None)
         if not data:
             self.close()
             self._on_end()
@@ -218,5 +227,11 @@ class Channel:
                 return
             body = bytes(self._received[_HEAD.size : _HEAD.size + size])
             del self._received[: _HEAD.size + size]
-            carried = socket.socket(fileno=self._descriptors.popleft()) if has_descriptor else None
+            carried = None
+            if has_descriptor:
+                descriptor = self._descriptors.popleft()
+                if descriptor is None:
+                    _logger.warning("event=connection_lost why='too many open files'")
+                    continue
+                carried = socket.socket(fileno=descriptor)
             self._on_message(pickle.loads(body), carried)

@@ -68,7 +68,9 @@ class _Reader:
             tenure=BoardTenure(board) if opening.is_journalled else None,
             connections=self._connections,
         )
-        protocol = reader_connection(self._send_socket)
+        protocol = reader_connection(
+            self._send_socket, large_requests_bytes_max=config.bodies_bytes_max
+        )
         settings = http_config(
             config,
             ReaderApp(service, is_traced=opening.is_traced),

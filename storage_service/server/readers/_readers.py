@@ -64,6 +64,8 @@ _STEADY_S: Final = 10.0
 _END_S: Final = 5.0
 # A reader sends its figures every second once it has started.
 _SILENT_S: Final = 20.0
+# A reader that is silent for longer gets no connections.
+_HEARD_S: Final = 3.0
 _LEASE_LOOK_S: Final = 0.1
 
 
@@ -186,9 +188,11 @@ class Readers:
             return None
         assert isinstance(table, KeyTable)
         offered = self._offers.get(table) or self._offer(table)
-        if offered is None or not offered.holders:
+        if offered is None:
             return None
-        return min(offered.holders, key=lambda reader: reader.connections)
+        heard_since_s = self._loop.time() - _HEARD_S
+        holders = [reader for reader in offered.holders if reader.heard_s >= heard_since_s]
+        return min(holders, key=lambda reader: reader.connections, default=None)
 
     # -- tables --------------------------------------------------------------------------------
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from typing import Any
+
+import pytest
 
 from streamhouse.storage_service.server.readers._messages import Channel, Lost, Moved
 from tests.support.in_process_service import until
@@ -73,3 +76,42 @@ async def test_what_is_on_the_way_is_closed_with_the_channel() -> None:
     assert await asyncio.to_thread(client.recv, 1) == b""
     client.close()
     second.close()
+
+
+async def test_a_connection_without_room_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    receive = socket.recv_fds
+
+    def without_room(end: socket.socket, size: int, most: int) -> tuple[bytes, list[int], int, Any]:
+        """As the kernel does for a process with too many open files."""
+        data, descriptors, flags, address = receive(end, size, most)
+        if not dropped and descriptors:
+            dropped.extend(descriptors)
+            return data, [], flags | socket.MSG_CTRUNC, address
+        return data, descriptors, flags, address
+
+    dropped: list[int] = []
+    monkeypatch.setattr(socket, "recv_fds", without_room)
+    ours, theirs = map(_End, socket.socketpair())
+    pairs = [socket.socketpair() for _ in range(2)]
+    # In several pieces, the first with the descriptor.
+    for number, (_, served) in enumerate(pairs):
+        ours.channel.send(Moved(bytes([number]) * 600_000, number), served.detach())
+    ours.channel.send(Lost(7, ""))
+
+    await until(lambda: len(theirs.messages) == 2)
+
+    assert theirs.messages[1] == (Lost(7, ""), None)
+    moved, carried = theirs.messages[0]
+    assert moved == Moved(b"\x01" * 600_000, 1)
+    carried.sendall(b"second")
+    assert pairs[1][0].recv(10) == b"second"
+    carried.close()
+    for descriptor in dropped:
+        os.close(descriptor)
+    assert pairs[0][0].recv(10) == b""
+    for client, _ in pairs:
+        client.close()
+    ours.channel.close()
+    theirs.channel.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -35,7 +37,7 @@ class _World:
             ServiceConfig(data_dir=directory),
             self._answer,
             connections,
-            protocol=reader_connection(self._take_back),
+            protocol=reader_connection(self._take_back, large_requests_bytes_max=1 << 20),
         )
         self.server = HttpServer(settings, connections, None)
         self.connections = connections
@@ -183,6 +185,13 @@ _HEAD = b"POST /here/1 HTTP/1.1\r\nHost: x\r\n"
         _HEAD + b"Content-Length : 3\r\n\r\nabc",
         _HEAD + b"Content-Length: 99999999\r\n\r\nabc",
         b"GET /here/1 HTTP/1.1\r\nHost: x\r\nContent-Length: 3x\r\n\r\n",
+        b"\r\n\r\nGET /here/1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /here/1 HTTP/1.1\nHost: x\n\n",
+        b"GET /here/1 HTTP/1.1\r\nHost: x\r\n\n",
+        b"HEAD /here/1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01",
+        b"G\x16",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET /here/1 HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
         b"GET /here/1 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
@@ -197,7 +206,7 @@ async def test_requests_in_other_forms_go_back_unread(tmp_path: Path, request_by
 async def test_a_head_without_end_goes_back(tmp_path: Path) -> None:
     async with _world(tmp_path) as world:
         client, loop = await world.connect(), asyncio.get_running_loop()
-        head = b"GET /here/1 HTTP/1.1\r\nx: " + b"y" * (1 << 20)
+        head = b"GET /here/1 HTTP/1.1\r\nx: " + b"y" * (65 << 10)
         sending = asyncio.ensure_future(loop.sock_sendall(client, head))
         served, received, _ = await world.back.get()
         served.setblocking(False)
@@ -207,3 +216,45 @@ async def test_a_head_without_end_goes_back(tmp_path: Path) -> None:
         assert received == head
         served.close()
         client.close()
+
+
+async def test_large_bodies_on_their_way_are_bounded(tmp_path: Path) -> None:
+    async with _world(tmp_path) as world:
+        loop = asyncio.get_running_loop()
+        large = _HEAD + b"Content-Length: 700000\r\n\r\n"
+        first, second = await world.connect(), await world.connect()
+        await loop.sock_sendall(first, large)
+        # The second connection is served once the room of the first is taken.
+        await loop.sock_sendall(second, GET % 1)
+        await _answers(second, b"/here/1")
+
+        await loop.sock_sendall(second, large)
+        served, received, _ = await world.back.get()
+        assert received == large
+        served.close()
+        await loop.sock_sendall(first, b"x" * 700_000)
+        await _answers(first, b"/here/1" + b"x" * 700_000)
+        third = await world.connect()
+        await loop.sock_sendall(third, large + b"x" * 700_000)
+        await _answers(third, b"/here/1" + b"x" * 700_000)
+        for client in (first, second, third):
+            client.close()
+
+
+async def test_a_connection_goes_back_once_there_is_room_for_its_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duplicate, refused = os.dup, asyncio.Event()
+
+    def refuse_once(descriptor: int) -> int:
+        if refused.is_set():
+            return duplicate(descriptor)
+        refused.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with _world(tmp_path) as world:
+        client, loop = await world.connect(), asyncio.get_running_loop()
+        monkeypatch.setattr(os, "dup", refuse_once)
+        await loop.sock_sendall(client, ELSEWHERE)
+        await _goes_back(world, client, ELSEWHERE)
+        assert refused.is_set()
