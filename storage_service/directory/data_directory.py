@@ -39,7 +39,7 @@ from streamhouse.core.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.directory.state_file import StateFile, StateIdentity
 from streamhouse.storage_service.log.filesystem import Filesystem, LocalFilesystem
 
-__all__ = ["DataDirectory"]
+__all__ = ["DataDirectory", "lock"]
 
 _logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class DataDirectory:
                 f"data directory {path} cannot be used: {error.strerror}"
             ) from error
         try:
-            _lock(descriptor)
+            lock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
             owner = _owner_of(descriptor)
             os.close(descriptor)
@@ -215,12 +215,16 @@ class DataDirectory:
             os.close(descriptor)
 
 
-def _lock(descriptor: int) -> None:
-    """Lock the file; waits a moment for children of an owner that has died. Raises OSError."""
+def lock(descriptor: int, operation: int) -> None:
+    """Lock the file of a lock, exclusively or shared.
+
+    Waits a moment for children of an owner that has died. Raises `BlockingIOError` while the
+    directory has an owner.
+    """
     deadline = time.monotonic() + _CHILDREN_END_S
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
         except OSError:
             if _is_running(_owner_of(descriptor)) or time.monotonic() > deadline:
                 raise

@@ -19,6 +19,7 @@ from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.directory.data_directory import (
     GIVEN_UP_SUFFIX,
     DataDirectory,
+    lock,
 )
 from streamhouse.storage_service.directory.format_upgrade import find_former_tables
 from streamhouse.storage_service.directory.service_state import (
@@ -59,7 +60,7 @@ def locked_out(path: Path) -> Iterator[DataDirectory]:
         return
     descriptor = os.open(path / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock(descriptor, fcntl.LOCK_SH)
         yield DataDirectory(path)
     except BlockingIOError as error:
         raise UnavailableError(
