@@ -13,12 +13,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from streamhouse.core.child_process import end_module, start_module
 from streamhouse.core.errors import StreamhouseError, UnavailableError
 from streamhouse.storage_service.live._build_messages import (
     Build,
@@ -116,12 +115,7 @@ class _CutProcess:
 
     def __init__(self, opening: Opening, builds_max: int) -> None:
         pairs = [socket.socketpair() for _ in range(1 + builds_max)]
-        theirs = [pair[1].fileno() for pair in pairs]
-        # With -P the working directory is no place of modules.
-        command = [sys.executable, "-P", "-m", _MODULE, *map(str, theirs)]
-        self._process = subprocess.Popen(
-            command, pass_fds=theirs, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
+        self._process = start_module(_MODULE, tuple(pair[1].fileno() for pair in pairs))
         self.pid = self._process.pid
         for pair in pairs:
             pair[1].close()
@@ -152,11 +146,7 @@ class _CutProcess:
         """End the process. Blocking."""
         for connection in (self._control, *self.lines):
             connection.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_module(self._process, wait_s=_END_S)
 
 
 def _talk(

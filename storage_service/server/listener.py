@@ -16,7 +16,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -28,7 +27,7 @@ from streamhouse.core.errors import UnavailableError
 from streamhouse.core.model.lake.facts import LakeCatalog, LakeState
 from streamhouse.core.model.lake.older_rows import LakeBucket
 from streamhouse.core.model.table import TableInfo, TablePath
-from streamhouse.core.threads import Pool, timer
+from streamhouse.core.threads import Pool, timer, yield_to_event_loop
 from streamhouse.core.traces.exporter_settings import opened_spans
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
@@ -78,7 +77,6 @@ __all__ = ["run_service"]
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-_SWITCH_INTERVAL_S: Final = 0.0005
 _FILES_A_BUCKET: Final = 8
 # For opening, creating and dropping logs, lake states and retention: mostly waits for the disk.
 _DISK_THREADS: Final = 4
@@ -117,8 +115,8 @@ def run_service(
                 bound = bound_socket(config.host, door.port, option=door.port_option)
                 door_sockets.append((door, stack.enter_context(contextlib.closing(bound))))
         config = _within_open_files(config)
-        # A thread that decodes rows must yield to the event loop at once, not after 5 ms.
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        # Threads decode rows.
+        yield_to_event_loop()
         with opened_spans("streamhouse") as spans:
             process = functools.partial(
                 _Process,

@@ -22,7 +22,7 @@ from typing import Any, Final
 import uvloop
 
 from streamhouse.core.log_lines import configure_logging
-from streamhouse.core.threads import Pool
+from streamhouse.core.threads import Pool, yield_to_event_loop
 from streamhouse.storage_service.server.http._http_server import HttpServer, http_config
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.readers._board import Board, BoardTenure
@@ -45,7 +45,6 @@ __all__ = ["main"]
 
 _logger = logging.getLogger(__name__)
 
-_SWITCH_INTERVAL_S: Final = 0.0005
 _FIGURES_S: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -162,7 +161,7 @@ def main() -> None:
     # Before the check of the parent in `_run`, so that no end of the owner is missed.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     channel, board = int(sys.argv[1]), Board(int(sys.argv[2]))
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    yield_to_event_loop()
     uvloop.run(_run(channel, board))
     os._exit(0)
 

@@ -20,12 +20,12 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
 from streamhouse.core.backoff import Backoff
+from streamhouse.core.child_process import end_module, start_module
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.log_lines import JsonFormatter
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
@@ -140,7 +140,7 @@ class Readers:
         for reader in self._readers:
             reader.send(Stop())
         for reader in tuple(self._readers):
-            await asyncio.to_thread(_end, reader.process)
+            await asyncio.to_thread(end_module, reader.process, wait_s=_END_S)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -237,7 +237,7 @@ class Readers:
                     reader.process.kill()
                     break
             self._forget(reader)
-            await asyncio.to_thread(_end, reader.process)
+            await asyncio.to_thread(end_module, reader.process, wait_s=_END_S)
             if self._is_closing:
                 return
             failures = 1 if self._loop.time() - started_s > _STEADY_S else failures + 1
@@ -259,13 +259,7 @@ class Readers:
             self._service.manager.directory.lock_descriptor,
         )
         with theirs:
-            process = subprocess.Popen(
-                # With -P the working directory is no place of modules.
-                (sys.executable, "-P", "-m", _MODULE, *map(str, inherited)),
-                pass_fds=inherited,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+            process = start_module(_MODULE, inherited)
         reader = _Reader(process, ours, self._on_message)
         root = logging.getLogger()
         is_json = any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers)
@@ -361,12 +355,3 @@ class Readers:
         for reader in self._readers:
             counts.update(reader.figures.samples)
         return counts
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that was told to stop. Blocking."""
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
