@@ -179,14 +179,27 @@ def with_first_row_id(manifest: ManifestFile, row_id: int | None) -> ManifestFil
 
 
 def _inherit_row_ids(entries: Iterable[ManifestEntry], row_id: int | None) -> None:
-    """Give data files without a first row id theirs, as Iceberg's spec says."""
+    """Give the data files of live entries without a first row id theirs."""
     if row_id is None:
         return
-    for entry in entries:
-        file = entry.data_file
-        if entry.status != ManifestEntryStatus.DELETED and file[_FILE_FIRST_ROW_ID] is None:
-            file[_FILE_FIRST_ROW_ID] = row_id
-            row_id += file.record_count
+    live = [e.data_file for e in entries if e.status != ManifestEntryStatus.DELETED]
+    own_ids = [(file[_FILE_FIRST_ROW_ID], file.record_count) for file in live]
+    for file, first_row_id in zip(live, _first_row_ids(own_ids, row_id), strict=True):
+        file[_FILE_FIRST_ROW_ID] = first_row_id
+
+
+def _first_row_ids(own_ids: Iterable[tuple[int | None, int]], row_id: int) -> Iterator[int]:
+    """Yield the first row id of each live file of a manifest, of its own id and number of rows.
+
+    Files without an id of their own have ids one after the other, from the manifest's `row_id` on
+    (Iceberg spec, "First Row ID Inheritance").
+    """
+    for own_id, row_count in own_ids:
+        if own_id is None:
+            yield row_id
+            row_id += row_count
+        else:
+            yield own_id
 
 
 def live_entries(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
@@ -232,12 +245,11 @@ def with_row_ids(manifest: ManifestFile, rows: Sequence[ManifestRow]) -> list[Ma
     row_id = first_row_id_of(manifest)
     if row_id is None:
         return list(rows)
-    given = []
-    for row in rows:
-        is_without = row.first_row_id is None
-        given.append(ManifestRow(*row[:-1], row_id) if is_without else row)
-        row_id += row.row_count if is_without else 0
-    return given
+    row_ids = _first_row_ids([(row.first_row_id, row.row_count) for row in rows], row_id)
+    return [
+        ManifestRow(*row[:-1], first_row_id)
+        for row, first_row_id in zip(rows, row_ids, strict=True)
+    ]
 
 
 class _Collector:
