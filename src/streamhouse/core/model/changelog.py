@@ -193,14 +193,14 @@ def replaced_before(retracts: npt.NDArray[np.int64], *, boundary: int) -> npt.ND
     """
     positions = np.arange(len(retracts), dtype=np.int64)
     older = retracts - boundary
-    is_inside = older >= 0
-    if np.any(older >= positions):
-        position = int(np.argmax(older >= positions))
+    is_wrong = older >= positions
+    if is_wrong.any():
+        position = int(np.argmax(is_wrong))
         raise CorruptDataError(
             f"the change at offset {boundary + position} retracts offset {retracts[position]},"
             " which is not before it; restore the log from a copy"
         )
-    oldest = np.where(is_inside, older, positions)
+    oldest = np.where(older >= 0, older, positions)
     # Each step doubles the number of versions stepped over.
     while not np.array_equal(further := oldest[oldest], oldest):
         oldest = further

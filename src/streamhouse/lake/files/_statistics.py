@@ -26,7 +26,6 @@ from streamhouse.core.types.registry import type_of_iceberg
 
 __all__ = ["StatisticsPlan"]
 
-
 _TRUNCATE: Final = re.compile(r"truncate\(([1-9][0-9]*)\)")
 
 
@@ -77,11 +76,14 @@ class StatisticsPlan:
     """Which statistics the columns of a lake table get; the table's properties say it."""
 
     def __init__(self, schema: IcebergSchema, properties: Mapping[str, str]) -> None:
+        name = TableProperties.DEFAULT_WRITE_METRICS_MODE
+        text = properties.get(name, TableProperties.DEFAULT_WRITE_METRICS_MODE_DEFAULT)
+        default = _Mode.parse(text, name=name)
         self._leaves = [
             _Leaf(
                 path=path,
                 field_id=field_id,
-                mode=_mode(schema, field_id, properties),
+                mode=_mode(schema.find_column_name(field_id) or "", properties, default),
                 data_type=type_of_iceberg(str(kind)),
             )
             for path, field_id, kind in _leaves(schema.as_struct(), "")
@@ -138,18 +140,12 @@ class StatisticsPlan:
             )
 
 
-def _mode(schema: IcebergSchema, field_id: int, properties: Mapping[str, str]) -> _Mode:
-    column = schema.find_column_name(field_id) or ""
-    name = TableProperties.DEFAULT_WRITE_METRICS_MODE
-    default = TableProperties.DEFAULT_WRITE_METRICS_MODE_DEFAULT
-    mode = _Mode.parse(properties.get(name, default), name=name)
+def _mode(column: str, properties: Mapping[str, str], default: _Mode) -> _Mode:
     name = f"{TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX}.{column}"
-    if of_column := properties.get(name):
-        mode = _Mode.parse(of_column, name=name)
-    if "." in column:
-        # As in all engines: bounds of nested columns serve no reader.
-        return replace(mode, has_bounds=False)
-    return mode
+    of_column = properties.get(name)
+    mode = _Mode.parse(of_column, name=name) if of_column else default
+    # As in all engines: bounds of nested columns serve no reader.
+    return replace(mode, has_bounds=False) if "." in column else mode
 
 
 def _start(column: pq.ColumnChunkMetaData) -> int:

@@ -229,12 +229,12 @@ def _located(
                 is_ours = None
                 if file.is_shared:
                     is_ours = integer_values(rows.column(BUCKET_COLUMN)) == bucket
-                positions = _find(rows.column(OFFSET_COLUMN), group_offsets, is_ours)
+                row_offsets = integer_values(rows.column(OFFSET_COLUMN))
+                positions = _find(row_offsets, group_offsets, is_ours)
                 ids = None
                 if has_row_ids:
                     ids = row_ids(rows, file.first_row_id, first_row=row_start).take(positions)
-                found = integer_values(rows.column(OFFSET_COLUMN))[positions]
-                parts.append(LocatedRows(row_start + positions, found, ids))
+                parts.append(LocatedRows(row_start + positions, row_offsets[positions], ids))
             row_start += group.num_rows
     return LocatedRows(
         np.concatenate([np.empty(0, dtype=np.int64), *(part.positions for part in parts)]),
@@ -246,13 +246,14 @@ def _located(
 
 
 def _find(
-    column: pa.ChunkedArray, wanted: npt.NDArray[np.int64], is_ours: npt.NDArray[np.bool_] | None
+    values: npt.NDArray[np.int64],
+    wanted: npt.NDArray[np.int64],
+    is_ours: npt.NDArray[np.bool_] | None,
 ) -> Positions:
-    """Return where in `column` the `wanted` values are, ascending.
+    """Return where in `values` the `wanted` values are, ascending.
 
     Other engines' files are not sorted.
     """
-    values = integer_values(column)
     rows = np.arange(len(values)) if is_ours is None else np.flatnonzero(is_ours)
     values = values[rows]
     if not np.all(values[:-1] < values[1:]):
