@@ -108,14 +108,19 @@ def test_a_copy_follows_the_tablet(tmp_path: Path, seed: int) -> None:
     bucket.tablet.close()
 
 
-def test_a_copy_that_misses_changes_of_the_files_is_refused(tmp_path: Path) -> None:
-    random = Random(1)
+def _flushed_bucket(folder: Path, *, seed: int, key_count: int, writes: int) -> LoggedBucket:
+    random = Random(seed)
     rules = random_rules(random, {})
-    keys = random_keys(random, rules, 30)
-    bucket = LoggedBucket(tmp_path / "kv", rules, options=_OPTIONS)
-    for _ in range(20):
+    keys = random_keys(random, rules, key_count)
+    bucket = LoggedBucket(folder / "kv", rules, options=_OPTIONS)
+    for _ in range(writes):
         bucket.write(random_batch(random, rules, keys, rows_max=12))
     bucket.tablet.flush()
+    return bucket
+
+
+def test_a_copy_that_misses_changes_of_the_files_is_refused(tmp_path: Path) -> None:
+    bucket = _flushed_bucket(tmp_path, seed=1, key_count=30, writes=20)
     copy = _open(bucket)
     base, batch = bucket.log[-1]
 
@@ -126,13 +131,7 @@ def test_a_copy_that_misses_changes_of_the_files_is_refused(tmp_path: Path) -> N
 
 
 def test_a_copy_that_does_not_fit_is_given_up(tmp_path: Path) -> None:
-    random = Random(2)
-    rules = random_rules(random, {})
-    keys = random_keys(random, rules, 200)
-    bucket = LoggedBucket(tmp_path / "kv", rules, options=_OPTIONS)
-    for _ in range(40):
-        bucket.write(random_batch(random, rules, keys, rows_max=12))
-    bucket.tablet.flush()
+    bucket = _flushed_bucket(tmp_path, seed=2, key_count=200, writes=40)
     copy = _open(bucket, KvOptions(cache_bytes=100))
 
     with pytest.raises(OverloadedError, match="does not fit into memory"):

@@ -46,11 +46,18 @@ def client(service: ServiceProcess) -> Iterator[StorageClient]:
 @pytest.fixture
 def moved(service: ServiceProcess, client: StorageClient) -> Iterator[RowConnection]:
     """A connection that a reader has, to a table of a hundred rows."""
-    _create(client)
-    connection = RowConnection(service, "t")
-    connection.move()
+    connection = _moved_connection(service)
     yield connection
     connection.close()
+
+
+def _moved_connection(service: ServiceProcess, *, timeout_s: float = 60) -> RowConnection:
+    """Create the table, and return a connection that a reader has."""
+    with StorageClient(service.endpoint) as client:
+        _create(client)
+    connection = RowConnection(service, "t", timeout_s=timeout_s)
+    connection.move()
+    return connection
 
 
 def _create(client: StorageClient, schema: pa.Schema = SCHEMA) -> None:
@@ -180,10 +187,7 @@ def test_a_transaction_is_shown_as_a_whole(client: StorageClient, moved: RowConn
 
 def test_the_counts_of_all_processes_add_up(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path, "--readers", "1") as service:
-        with StorageClient(service.endpoint) as client:
-            _create(client)
-        connection = RowConnection(service, "t")
-        connection.move()
+        connection = _moved_connection(service)
 
         def counted() -> int:
             text = urllib3.request("GET", f"{service.endpoint}/metrics").data.decode()
@@ -213,10 +217,7 @@ def test_a_killed_reader_is_replaced(service: ServiceProcess, moved: RowConnecti
 
 def test_a_killed_owner_leaves_nobody_who_answers(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path, "--readers", "2") as service:
-        with StorageClient(service.endpoint) as client:
-            _create(client)
-        connection = RowConnection(service, "t")
-        connection.move()
+        connection = _moved_connection(service)
         readers = reader_pids(service)
         service.kill()
 
@@ -283,10 +284,7 @@ def test_tokens_are_checked_as_by_the_owner(tmp_path: Path) -> None:
 
 def test_a_stop_ends_readers_and_their_connections(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path, "--readers", "2") as service:
-        with StorageClient(service.endpoint) as client:
-            _create(client)
-        connection = RowConnection(service, "t")
-        connection.move()
+        connection = _moved_connection(service)
         readers = reader_pids(service)
 
         assert service.terminate() == 0
@@ -301,10 +299,7 @@ def test_readers_of_an_owner_without_its_lease_answer_nothing(tmp_path: Path) ->
         ServiceProcess(tmp_path / "owner", *journal, "--readers", "1") as owner,
         ServiceProcess(tmp_path / "standby", *journal, "--standby") as standby,
     ):
-        with StorageClient(owner.endpoint) as client:
-            _create(client)
-        connection = RowConnection(owner, "t", timeout_s=3)
-        connection.move()
+        connection = _moved_connection(owner, timeout_s=3)
         owner.send(signal.SIGSTOP)
         try:
             standby.wait_ready()
