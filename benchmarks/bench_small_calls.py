@@ -1,10 +1,11 @@
-"""Small calls by one client, each beside a peer where one is installed: `make peers`.
+"""Small calls, each beside a peer where one is installed: `make peers`.
 
 Every line is measured in turns, so that what else the machine does hits all: our service, the peer
 (pondra, without fsync), and the machine's own floor, an empty request and an fdatasync of a
 kilobyte. `python -m benchmarks.bench_small_calls LINE ...` measures only those lines, each in
 under 20 seconds. Tables have one bucket, the default, and the rows that are upserted exist and
-change; ours are synced, with before images in the changelog.
+change; ours are synced, with before images in the changelog. The lines with many writers are by
+one client with many kept connections, which sends Arrow that was made before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -32,9 +33,9 @@ from benchmarks.harness import (
     process_cpu_seconds,
     report,
 )
-from benchmarks.many_connections import Answers, get_rows
+from benchmarks.many_connections import Answers, get_rows, post_rows
 from benchmarks.peers import pondra
-from benchmarks.peers.pondra import Pondra
+from benchmarks.peers.pondra import Pondra, arrow_stream
 from benchmarks.turns import Contender, Tally, calling, take_turns
 from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
@@ -279,6 +280,58 @@ def _changes(world: World, row_count: int) -> Iterator[pa.Table]:
     return itertools.cycle(calls)
 
 
+# -- writes of many connections --------------------------------------------------------------------
+
+
+def append_1_by_32(world: World) -> None:
+    """One row a call."""
+    calls = [_some_rows(world, 1, seed=writer) for writer in range(32)]
+    _report_writers(world, "appends of 1 row, 32 writers", calls)
+
+
+def append_100_by_16(world: World) -> None:
+    """A hundred rows a call."""
+    calls = [_some_rows(world, 100, seed=writer) for writer in range(16)]
+    _report_writers(world, "appends of 100 rows, 16 writers", calls)
+
+
+def _some_rows(world: World, row_count: int, *, seed: int) -> list[pa.Table]:
+    starts = np.random.default_rng(seed).integers(0, world.sizes.keys - row_count, PREPARED_CALLS)
+    rows = (world.base.slice(start, row_count) for start in starts.tolist())
+    return [pa.Table.from_batches([batch]) for batch in rows]
+
+
+def _report_writers(world: World, name: str, calls: Sequence[Sequence[pa.Table]]) -> None:
+    """Let as many connections append as `calls` has lists."""
+    bodies = [[arrow_stream(rows) for rows in own] for own in calls]
+
+    def by(endpoint: str, paths: Sequence[Iterator[str]], pid: int) -> Contender:
+        cycles = [itertools.cycle(own) for own in bodies]
+        return Contender(
+            run=lambda seconds: post_rows(endpoint, paths, cycles, seconds=seconds), pid=pid
+        )
+
+    path = f"/v1/tables/{LOG}/append"
+    ours_paths = [itertools.repeat(path) for _ in bodies]
+    contenders: dict[str, Contender | None] = {
+        "ours": by(world.service.endpoint, ours_paths, world.service.pid)
+    }
+    if peer := world.peer:
+        its_paths = [pondra.write_paths(LOG, producer=f"writer{n}") for n in range(len(bodies))]
+        contenders["peer"] = by(peer.endpoint, its_paths, peer.pid)
+    done = world.take_turns(**contenders)
+    ours, its = done["ours"], done.get("peer")
+    limit = its or done["empty"]
+    report(
+        name,
+        measured=f"{ours.rate:,.0f} calls/s, {_times(ours)}",
+        limit=f"{_who(its)}: {limit.rate:,.0f} calls/s, {_times(limit)}",
+        ratio=ours.rate / limit.rate,
+        bar="at least the peer's rate",
+        reached=its and ours.rate >= its.rate,
+    )
+
+
 # -- rows on their way to a consumer ---------------------------------------------------------------
 
 
@@ -384,6 +437,8 @@ LINES: Final[dict[str, Callable[[World], None]]] = {
         upsert_1,
         upsert_1000,
         upsert_10000,
+        append_1_by_32,
+        append_100_by_16,
         upsert_to_consumer,
         append_to_subscriber,
     )

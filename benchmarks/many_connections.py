@@ -1,18 +1,19 @@
-"""GETs of random keys over many kept connections, as wrk sends them.
+"""Requests over many kept connections, as wrk sends them: GETs of random keys, and writes.
 
-wrk itself does it where it is installed, else a client of the same shape in this process.
+wrk itself sends GETs where it is installed, else a client of the same shape in this process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ import uvloop
 
 from benchmarks.harness import percentile
 
-__all__ = ["Answers", "constant_server", "get_rows"]
+__all__ = ["Answers", "constant_server", "get_rows", "post_rows"]
 
 _LENGTH = b"content-length: "
 _WRK_SCRIPT = """
@@ -63,14 +64,13 @@ class Answers:
         return self.count / self.seconds
 
 
-class _Getter(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
     """One connection: sends the next request as soon as an answer is complete."""
 
-    def __init__(self, requests: list[bytes], times: list[float], end: float) -> None:
+    def __init__(self, requests: Iterator[bytes], times: list[float], end: float) -> None:
         self._requests = requests
         self._times = times
         self._end = end
-        self._next = 0
         self._sent = 0.0
         self._received = b""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -84,8 +84,7 @@ class _Getter(asyncio.Protocol):
         if self._sent >= self._end:
             self._transport.close()
             return
-        self._transport.write(self._requests[self._next])
-        self._next = (self._next + 1) % len(self._requests)
+        self._transport.write(next(self._requests))
 
     def data_received(self, data: bytes) -> None:
         data = self._received = self._received + data
@@ -110,8 +109,41 @@ def get_rows(endpoint: str, prefix: str, *, keys: int, connections: int, seconds
     """Send `GET {prefix}{key}` for `seconds`, keys random below `keys`."""
     if wrk := shutil.which("wrk"):
         return _run_wrk(wrk, endpoint, prefix, keys, connections, seconds)
-    times = uvloop.run(_get(endpoint, prefix, keys, connections, seconds))
+    rng = np.random.default_rng(1)
+    host = endpoint.removeprefix("http://")
+    requests = [
+        [
+            f"GET {prefix}{key} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+            for key in rng.integers(0, keys, 500).tolist()
+        ]
+        for _ in range(connections)
+    ]
+    times = uvloop.run(_send(endpoint, list(map(itertools.cycle, requests)), seconds))
     return Answers(count=len(times), p99_ms=percentile(times, 0.99) * 1e3, seconds=seconds)
+
+
+def post_rows(
+    endpoint: str,
+    paths: Sequence[Iterator[str]],
+    bodies: Sequence[Iterator[bytes]],
+    *,
+    seconds: float,
+) -> list[float]:
+    """Send Arrow streams for `seconds` and return the seconds of each call.
+
+    Each connection has a place in `paths` and `bodies`, with the next call's path and body.
+    """
+    host = endpoint.removeprefix("http://")
+
+    def requests(path: Iterator[str], body: Iterator[bytes]) -> Iterator[bytes]:
+        for target, rows in zip(path, body, strict=True):
+            yield (
+                f"POST {target} HTTP/1.1\r\nHost: {host}\r\n"
+                f"Content-Type: application/vnd.apache.arrow.stream\r\n"
+                f"Content-Length: {len(rows)}\r\n\r\n"
+            ).encode() + rows
+
+    return uvloop.run(_send(endpoint, list(map(requests, paths, bodies)), seconds))
 
 
 @contextlib.contextmanager
@@ -140,25 +172,15 @@ def _run_wrk(
     return Answers(count=int(count), p99_ms=int(p99_us) / 1e3, seconds=whole_s)
 
 
-async def _get(
-    endpoint: str, prefix: str, keys: int, connections: int, seconds: float
-) -> list[float]:
+async def _send(endpoint: str, requests: Sequence[Iterator[bytes]], seconds: float) -> list[float]:
     host, port = endpoint.removeprefix("http://").split(":")
     loop = asyncio.get_running_loop()
-    rng = np.random.default_rng(1)
     times: list[float] = []
-    requests = [
-        [
-            f"GET {prefix}{key} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
-            for key in rng.integers(0, keys, 500).tolist()
-        ]
-        for _ in range(connections)
-    ]
     end = time.perf_counter() + seconds
-    getters = []
+    connections = []
     for own in requests:
-        getter = _Getter(own, times, end)
-        await loop.create_connection(lambda getter=getter: getter, host, int(port))
-        getters.append(getter)
-    await asyncio.gather(*(getter.done for getter in getters))
+        connection = _Connection(own, times, end)
+        await loop.create_connection(lambda connection=connection: connection, host, int(port))
+        connections.append(connection)
+    await asyncio.gather(*(connection.done for connection in connections))
     return times

@@ -12,6 +12,7 @@ import contextlib
 import http.client
 import importlib.util
 import io
+import itertools
 import json
 import socket
 import tempfile
@@ -21,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["Pondra", "follow", "is_installed", "row_prefix"]
+__all__ = ["Pondra", "arrow_stream", "follow", "is_installed", "row_prefix", "write_paths"]
 
 _SQL_TYPES = {
     pa.int64(): "BIGINT",
@@ -41,12 +42,26 @@ def row_prefix(table: str) -> str:
     return f"/lookup/{table}/"
 
 
+def write_paths(table: str, *, producer: str) -> Iterator[str]:
+    """Yield the paths of a producer's writes; with a primary key, a write replaces rows."""
+    for sequence in itertools.count(1):
+        yield f"/append/{table}?producer={producer}&seq={sequence}"
+
+
+def arrow_stream(rows: pa.Table) -> bytes:
+    """Return rows as an Arrow stream."""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return sink.getvalue()
+
+
 class Pondra:
     """One node; entering starts it and waits until it answers, leaving ends it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._sequence = 0
+        self._paths: dict[str, Iterator[str]] = {}
 
     def __enter__(self) -> Pondra:
         import pondra
@@ -86,12 +101,10 @@ class Pondra:
 
     def write(self, table: str, rows: pa.Table) -> None:
         """Append rows, or upsert them if the table has a primary key."""
-        self._sequence += 1
-        sink = io.BytesIO()
-        with pa.ipc.new_stream(sink, rows.schema) as stream:
-            stream.write_table(rows)
-        path = f"/append/{table}?producer=benchmark&seq={self._sequence}"
-        self._ask("POST", path, sink.getvalue(), "application/vnd.apache.arrow.stream")
+        paths = self._paths.get(table)
+        if paths is None:
+            paths = self._paths[table] = write_paths(table, producer="benchmark")
+        self._ask("POST", next(paths), arrow_stream(rows), "application/vnd.apache.arrow.stream")
 
     def lookup_one(self, table: str, key: int) -> dict[str, Any] | None:
         """Return the row with a key, by pondra's Python client."""
