@@ -124,6 +124,9 @@ def split_evenly(
     A batch below `2 * rows_min` rows goes to one bucket: small frames cost more than they balance.
     """
     parts = max(1, min(bucket_count, batch.num_rows // max(rows_min, 1)))
+    if parts == 1:
+        # The same object: its rows are in the log's form already.
+        return {first_bucket % bucket_count: batch} if batch.num_rows else {}
     bounds = [batch.num_rows * part // parts for part in range(parts + 1)]
     return {
         (first_bucket + i) % bucket_count: batch.slice(bounds[i], bounds[i + 1] - bounds[i])

@@ -124,6 +124,8 @@ def test_split_evenly_cuts_large_batches_and_leaves_small_ones_whole() -> None:
     cut = split_evenly(batch, 4, first_bucket=3, rows_min=25)
 
     assert {b: p.num_rows for b, p in whole.items()} == {3: 100}
+    # A copy would be written as a message once more.
+    assert whole[3] is batch
     assert list(cut) == [3, 0, 1, 2]
     assert [n for p in cut.values() for n in p.column("n").to_pylist()] == list(range(100))
 

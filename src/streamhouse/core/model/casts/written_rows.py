@@ -58,7 +58,7 @@ def check_names(
     before `since` had ended when the writer began. `how` is the advice for writing to the current
     column.
     """
-    if since == info.schema_id:
+    if since == info.schema_id or len(info.schema_versions) == 1:
         return
     how = how or f"send schema_id={info.schema_id}"
     ids = {column.name: column.id for column in info.schema.columns}
