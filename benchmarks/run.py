@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import platform
@@ -32,15 +33,20 @@ the bar we set ourselves. Absolute figures are this machine's; ratios carry over
 def main(names: list[str]) -> int:
     """Run the benchmarks called `names`, or all; return how many failed to run.
 
-    The results of named ones replace theirs in RESULTS.md, each with the commit it ran on.
+    The results of named ones replace theirs in RESULTS.md, each with the commit it ran on. What
+    people wrote below a section's first table stays.
     """
-    sections = {} if not names else _sections_so_far()
+    former = _sections_so_far()
+    sections = {} if not names else dict(former)
     failures = 0
     for module in names or _all_names():
-        started = time.perf_counter()
+        started, load = time.perf_counter(), os.getloadavg()[0]
         results, exit_code = _run(module)
         failures += exit_code != 0
-        sections[module] = _section(module, results, time.perf_counter() - started, exit_code)
+        seconds = time.perf_counter() - started
+        ran = f"commit {_commit()}, {seconds:.0f} s, load {load:.1f}"
+        section = _section(module, results, ran, exit_code)
+        sections[module] = section + _notes(former.get(module, ""))
     ordered = [text for _, text in sorted(sections.items())]
     _RESULTS.write_text(_INTRODUCTION + _machine() + "\n".join(ordered))
     return failures
@@ -71,9 +77,20 @@ def _run(module: str) -> tuple[list[dict[str, Any]], int]:
     return results, process.returncode
 
 
-def _section(module: str, results: list[dict[str, Any]], seconds: float, exit_code: int) -> str:
-    ran = f"`python -m benchmarks.run {module}`, commit {_commit()}, {seconds:.0f} s"
-    lines = [f"## {module}", "", _what(module), "", ran, ""]
+def _notes(section: str) -> str:
+    """Return what stands below the first table of a section."""
+    lines = section.split("\n")
+    rows = [number for number, line in enumerate(lines) if line.startswith("| --- ")]
+    if not rows:
+        return ""
+    below = itertools.dropwhile(lambda line: line.startswith("|"), lines[rows[0] :])
+    notes = "\n".join(below).strip("\n")
+    return f"\n{notes}\n" if notes else ""
+
+
+def _section(module: str, results: list[dict[str, Any]], ran: str, exit_code: int) -> str:
+    command = f"`python -m benchmarks.run {module}`, {ran}"
+    lines = [f"## {module}", "", _what(module), "", command, ""]
     if exit_code:
         lines += [f"**The run failed with exit code {exit_code}.**", ""]
     lines += [
