@@ -1,8 +1,9 @@
-"""GET of one key over 32 kept connections without readers and with `serve --readers 2`, in pairs.
+"""Lookups over 32 kept connections without readers and with `serve --readers 2`, in pairs.
 
-Both services have the same 200,000 rows; the client and all processes share the cores. Before the
-measurement the client asks until the readers have its connections. Then upserts of 10 rows, one
-after the other, at the same two services, whose readers hold the table and have nothing to do.
+GETs of one key, and lookups of 100 and of 1,000 keys a call. Both services have the same 200,000
+rows; the client and all processes share the cores. Before the measurement the client asks until the
+readers have its connections. Then upserts of 10 rows, one after the other, at the same two
+services, whose readers hold the table and have nothing to do.
 
 Where other programs keep the cores busy, the rates say little; the processor time of a call is what
 a core is kept from other work, in all processes of the service.
@@ -11,18 +12,22 @@ a core is kept from other work, in all processes of the service.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import urllib3
 
-from benchmarks.harness import SCHEMA, make_rows, median, process_cpu_seconds, report
-from benchmarks.many_connections import Answers, get_rows
+from benchmarks.harness import SCHEMA, make_rows, median, percentile, process_cpu_seconds, report
+from benchmarks.many_connections import Answers, get_rows, post_rows
 from streamhouse.client import StorageClient
+from streamhouse.core.wire.arrow_body import encode_append_body
 from tests.support.reader_world import reader_pids
 from tests.support.service_process import ServiceProcess
 from tests.support.waiting import wait_until
@@ -34,15 +39,20 @@ SECONDS = 5.0
 ROUNDS = 5
 UPSERTS = 300
 UPSERT_ROWS = 10
+LOOKUP_KEYS = (100, 1_000)
+LOOKUP_REQUESTS = 20
 PATH = "bench_readers"
 
 
 def main() -> None:
-    """Report both figures."""
+    """Report all figures."""
     base = make_rows(KEYS)
     with _service(base) as alone, _service(base, "--readers", str(READERS)) as helped:
         wait_until(lambda: _held_connections(helped), "connections that readers have")
-        _report_reads(alone, helped)
+        _report_reads(f"GET of one key of {KEYS:,}", alone, helped, _answers)
+        for count in LOOKUP_KEYS:
+            ask = functools.partial(_lookup_answers, _lookups(count))
+            _report_reads(f"lookup of {count:,} keys of {KEYS:,}", alone, helped, ask)
         _report_writes(base, alone, helped)
 
 
@@ -76,21 +86,45 @@ def _processor_s(service: ServiceProcess) -> float:
     return sum(map(process_cpu_seconds, (service.pid, *reader_pids(service))))
 
 
-def _report_reads(alone: ServiceProcess, helped: ServiceProcess) -> None:
+def _lookups(count: int) -> list[bytes]:
+    """Return bodies that look up random keys."""
+    rng = np.random.default_rng(count)
+    schema = pa.schema([SCHEMA.field("id")])
+    batches = [
+        pa.record_batch([pa.array(rng.integers(0, KEYS, count))], schema=schema)
+        for _ in range(LOOKUP_REQUESTS)
+    ]
+    return [encode_append_body(schema, [(None, 0, keys)]).to_pybytes() for keys in batches]
+
+
+def _lookup_answers(bodies: list[bytes], service: ServiceProcess) -> Answers:
+    paths = [itertools.repeat(f"/v1/tables/{PATH}/lookup")] * CONNECTIONS
+    # Each connection begins with another body.
+    orders = [itertools.cycle(bodies[at:] + bodies[:at]) for at in range(CONNECTIONS)]
+    times = post_rows(service.endpoint, paths, orders, seconds=SECONDS)
+    return Answers(count=len(times), p99_ms=percentile(times, 0.99) * 1e3, seconds=SECONDS)
+
+
+def _report_reads(
+    what: str,
+    alone: ServiceProcess,
+    helped: ServiceProcess,
+    ask: Callable[[ServiceProcess], Answers],
+) -> None:
     rates: dict[ServiceProcess, list[float]] = {alone: [], helped: []}
     processor_us: dict[ServiceProcess, list[float]] = {alone: [], helped: []}
     p99_ms: dict[ServiceProcess, list[float]] = {alone: [], helped: []}
     for _ in range(ROUNDS):
         for service in (alone, helped):
             before_s = _processor_s(service)
-            answers = _answers(service)
+            answers = ask(service)
             spent_s = _processor_s(service) - before_s
             rates[service].append(answers.rate)
             processor_us[service].append(spent_s / answers.count * 1e6)
             p99_ms[service].append(answers.p99_ms)
     ratio = median(rates[helped]) / median(rates[alone])
     report(
-        f"GET of one key of {KEYS:,}, {CONNECTIONS} connections, with --readers {READERS}",
+        f"{what}, {CONNECTIONS} connections, with --readers {READERS}",
         measured=f"{median(rates[helped]) / 1e3:,.1f} k/s, p99 {median(p99_ms[helped]):.1f} ms,"
         f" {median(processor_us[helped]):.0f} us of processor each; load {os.getloadavg()[0]:.0f}",
         limit=f"without: {median(rates[alone]) / 1e3:,.1f} k/s, p99 {median(p99_ms[alone]):.1f} ms,"

@@ -14,8 +14,9 @@ from typing import Final
 
 from crc32c import crc32c
 
-__all__ = ["problem_of"]
+__all__ = ["has_lists", "problem_of"]
 
+_CURRENT: Final = "CURRENT"
 _MANIFEST_NAME: Final = re.compile(rb"(MANIFEST-[0-9]{1,20})\n")
 _BLOCK_BYTES: Final = 32 << 10
 # masked checksum of type and payload, payload bytes, type            (little endian)
@@ -25,9 +26,14 @@ _LAST_TYPE: Final = 4
 _MASK_DELTA: Final = 0xA282EAD8
 
 
+def has_lists(directory: Path) -> bool:
+    """Whether RocksDB has ever been opened at `directory`; the lists are there ever after."""
+    return (directory / _CURRENT).exists()
+
+
 def problem_of(directory: Path) -> str:
     """Return the problem of the RocksDB lists at `directory`; empty if they are whole."""
-    current = directory / "CURRENT"
+    current = directory / _CURRENT
     if not current.exists():
         is_lost = any(directory.glob("*.sst"))
         return "there are files of rows, but no file CURRENT" if is_lost else ""

@@ -56,7 +56,7 @@ from streamhouse.core.errors import (
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.kv._rocksdb_files import problem_of
+from streamhouse.storage_service.kv._rocksdb_files import has_lists, problem_of
 
 __all__ = [
     "Marker",
@@ -83,7 +83,7 @@ _SIGNS_OF_DAMAGE: Final = ("No such file or directory",)
 # every file costs a search.
 _FILES_BEFORE_COMPACTION: Final = 16
 _FILES_BEFORE_COMPACTION_IF_READ: Final = 4
-
+_COPY_ATTEMPTS: Final = 5
 # The pause before another attempt to close a store in use by another thread.
 _BORROWED_S: Final = 0.001
 
@@ -175,6 +175,22 @@ class RocksdbStore:
         # A method in the stubs, but in fact a property.
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
         self._write_options.no_slowdown = True
+
+    @classmethod
+    def copy_of(
+        cls, path: Path, *, table_id: int, bucket: int, options: StoreOptions
+    ) -> RocksdbStore | None:
+        """Open the files of a store that another process has; None before the store was made."""
+        for attempt in range(_COPY_ATTEMPTS):
+            try:
+                if not has_lists(path) and not problem_of(path):
+                    return None
+                return cls(path, table_id=table_id, bucket=bucket, options=options, is_copy=True)
+            except StreamhouseError:
+                # The other process has removed a file meanwhile, or is just writing its lists.
+                if attempt == _COPY_ATTEMPTS - 1:
+                    raise
+        raise AssertionError
 
     @property
     def written_marker(self) -> Marker:

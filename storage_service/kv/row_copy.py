@@ -28,7 +28,7 @@ from streamhouse.storage_service.kv.cache._memory_budget import KvOptions
 from streamhouse.storage_service.kv.cache._row_cache import RowCache
 from streamhouse.storage_service.kv.lookup import FoundRows, FoundValues, too_many_bytes
 from streamhouse.storage_service.kv.plan.upsert_plan import plan_replay
-from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
+from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
 
@@ -43,7 +43,7 @@ class RowCopy:
     def __init__(
         self, path: Path, *, table_id: int, bucket: int, rules: TableRules, options: KvOptions
     ) -> None:
-        """Open the files at `path`; raises `CorruptDataError` as `RocksdbStore`."""
+        """Open the files at `path`, if there are any; raises as `RocksdbStore`."""
         self.rules: Final = rules
         self._where: Final = f"the copy of table '{rules.table}', bucket {bucket}"
         self._codec: Final = RowCodec(
@@ -53,22 +53,22 @@ class RowCopy:
         self._cache: Final = RowCache(
             budget_bytes=options.cache_bytes, segment_bytes=options.segment_bytes
         )
-        self._store: RocksdbStore | None = RocksdbStore(
-            path, table_id=table_id, bucket=bucket, options=options.store, is_copy=True
+        self.is_loaded = False
+        """Whether the copy is complete."""
+        self._store = RocksdbStore.copy_of(
+            path, table_id=table_id, bucket=bucket, options=options.store
         )
-        self.applied_offset, self._row_count = self._store.written_marker
-        """All changes below this offset are in the copy."""
+        # Without files all changes are in the log. If the log has lost its beginning, `replay` says
+        # so.
+        marker = Marker(0, 0) if self._store is None else self._store.written_marker
+        self.applied_offset, self.row_count = marker
+        """All changes below this offset are in the copy, and the number of rows then."""
         self._chunks: Iterator[tuple[pa.Array, pa.Array]] = iter(())
-        if self._row_count:
-            self._cache.start_loading(self._row_count)
+        if self._store is not None and self.row_count:
+            self._cache.start_loading(self.row_count)
             self._chunks = self._store.scan(chunk_rows=_CHUNK_ROWS)
         # Behind what may fail: nobody would leave the budget.
         self._share: Final = None if options.memory is None else options.memory.join()
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the copy is complete."""
-        return self._store is None
 
     @property
     def memory_bytes(self) -> int:
@@ -102,9 +102,10 @@ class RowCopy:
             base_offset=self.applied_offset,
         )
         self._cache.put(planned.keys, planned.values)
-        self._row_count += planned.row_count_delta
+        self.row_count += planned.row_count_delta
         self.applied_offset = planned.end_offset
-        if self.is_loaded:
+        # Else the files have further rows, and what was deleted must not come back from there.
+        if self._cache.complete:
             self._tidy(at_once=at_once)
 
     def load(self) -> None:
@@ -123,12 +124,13 @@ class RowCopy:
         assert self.applied_offset >= applied_offset
         if not self._cache.complete:
             count = self._cache.loaded_row_count()
-            if count != self._row_count:
+            if count != self.row_count:
                 raise CorruptDataError(
-                    f"{self._where} has {count} rows, but counts {self._row_count}"
+                    f"{self._where} has {count} rows, but counts {self.row_count}"
                 )
             self._cache.finish_loading()
         self._close_files()
+        self.is_loaded = True
         self._tidy(at_once=False)
 
     def find(self, keys: pa.Array, *, bytes_max: int) -> FoundValues:

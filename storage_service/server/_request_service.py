@@ -27,7 +27,11 @@ from streamhouse.core.errors import (
 from streamhouse.core.traces.stages import stage_ended
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_lookup import LookupTable
-from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
+from streamhouse.storage_service.server.access.access import (
+    AccessControl,
+    ForeignRequests,
+    LastGrants,
+)
 from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
@@ -69,6 +73,7 @@ class RequestService(abc.ABC):
         tenure: Tenure | None = None,
         connections: OpenConnections | None = None,
         spans: Spans | None = None,
+        last_grants: LastGrants | None = None,
     ) -> None:
         self.config = config
         self.spans = spans
@@ -80,7 +85,7 @@ class RequestService(abc.ABC):
             {option.name: getattr(config, option.name) for option in config.limits()}
         )
         self.foreign_requests = ForeignRequests(config)
-        self.access = AccessControl(config)
+        self.access = AccessControl(config, last_grants=last_grants)
         self.body_memory = BodyMemory(config.bodies_bytes_max, body_bytes_max=config.body_bytes_max)
         self.answers = AnswerMemory(config.answers_bytes_max)
         self.open_requests = 0

@@ -367,20 +367,30 @@ class RouteTable:
         self._root = _Node()
         for route in rows:
             self._root.add(route.path.split("/")[1:], route)
+        # The last match that all longer paths share, with its method and the path up to there: the
+        # next request is often for another row of the same table.
+        self._last: tuple[str, str, RouteMatch] | None = None
 
     def find(self, method: str, path: str) -> RouteMatch:
         """Return the row of the exact path, else the row of the longest `...` prefix."""
+        last = self._last
+        if last is not None and method == last[0] and path.startswith(last[1]):
+            return last[2]
         node = self._root
         parameters: dict[str, str] = {}
         route = _row(node.below, method)
         assert route is not None  # the last resort: every method below /
         # The target of `OPTIONS *` is no path: it has no slash.
         segments = path.split("/")[1:]
-        for segment in segments:
+        for position, segment in enumerate(segments):
             following = node.words.get(segment)
             if following is None:
                 if node.parameter is None:
-                    return RouteMatch(route, parameters)
+                    match = RouteMatch(route, parameters)
+                    if not node.words:
+                        above = "/".join(["", *segments[:position], ""])
+                        self._last = method, above, match
+                    return match
                 name, following = node.parameter
                 parameters[name] = segment
             node = following

@@ -15,7 +15,7 @@ import pytest
 
 from streamhouse.core.errors import CorruptDataError, OverloadedError
 from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER
-from streamhouse.storage_service.kv.kv_tablet import KvOptions
+from streamhouse.storage_service.kv.cache._memory_budget import KvOptions, MemoryBudget
 from streamhouse.storage_service.kv.row_copy import RowCopy
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from tests.support.kv_world import (
@@ -100,6 +100,7 @@ def test_a_copy_follows_the_tablet(tmp_path: Path, seed: int) -> None:
                 for row in _rows(copy, bucket, keys)
             ]
             assert repr(found) == repr(expected)
+            assert copy.row_count == sum(row is not None for row in expected)
             if random.random() < 0.2:
                 copy.close()
                 copy = None
@@ -136,5 +137,48 @@ def test_a_copy_that_does_not_fit_is_given_up(tmp_path: Path) -> None:
 
     with pytest.raises(OverloadedError, match="does not fit into memory"):
         copy.load()
+    copy.close()
+    bucket.tablet.close()
+
+
+def test_a_copy_that_cannot_be_opened_takes_no_share_of_the_memory(tmp_path: Path) -> None:
+    bucket = _flushed_bucket(tmp_path, seed=3, key_count=30, writes=20)
+    memory = MemoryBudget(100)
+    memory.join().report(80)
+
+    bucket.tablet.close()
+    (bucket.path / "CURRENT").write_bytes(b"no name")
+
+    with pytest.raises(CorruptDataError):
+        _open(bucket, KvOptions(memory=memory))
+
+    # Half of the memory for each of two shares.
+    assert memory.join().report(0) == 50
+
+
+def test_a_copy_of_a_bucket_without_files_is_made_of_the_log(tmp_path: Path) -> None:
+    random = Random(4)
+    rules = random_rules(random, {})
+    keys = random_keys(random, rules, 20)
+    bucket = LoggedBucket(tmp_path / "kv", rules, options=KvOptions())
+    for _ in range(5):
+        bucket.write(random_batch(random, rules, keys, rows_max=12))
+    floor = bucket.tablet.applied_offset
+    copy = RowCopy(tmp_path / "not made yet", table_id=7, bucket=0, rules=rules, options=_OPTIONS)
+    assert not copy.is_loaded
+
+    _follow(copy, bucket, floor, at_once=False)
+    copy.load()
+    copy.finish(floor)
+
+    assert copy.is_loaded
+    expected = [
+        found_alone(bucket.tablet, dict(zip(rules.primary_key, key, strict=True))) for key in keys
+    ]
+    found = [
+        None if row is None else dict(zip(rules.schema.names, row, strict=True))
+        for row in _rows(copy, bucket, keys)
+    ]
+    assert repr(found) == repr(expected)
     copy.close()
     bucket.tablet.close()

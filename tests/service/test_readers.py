@@ -15,6 +15,7 @@ import urllib3
 
 from streamhouse.client import StorageClient
 from streamhouse.core.wire.arrow_body import encode_append_body
+from streamhouse.storage_service.server.access._grants import token_hash
 from tests.support.reader_world import RowConnection, reader_pids
 from tests.support.service_process import ServiceProcess
 from tests.support.waiting import wait_until
@@ -121,6 +122,18 @@ def test_lookups_of_many_keys_are_answered(
     rows = pa.ipc.open_stream(content).read_all()
     assert rows["__found"].to_pylist()[100:] == [True, False] * ((count - 100) // 2)
     assert rows["name"].to_pylist()[100:] == ["even", None] * ((count - 100) // 2)
+
+
+def test_a_reader_counts_rows(client: StorageClient, moved: RowConnection) -> None:
+    reader = moved.who
+    assert moved.request("GET", "/count") == (200, b'{"count": 100}')
+    client.upsert("t", _rows(7, 500, 501, name="more"))
+    assert moved.request("GET", "/count") == (200, b'{"count": 102}')
+    client.delete("t", pa.table({"id": [7, 8, 900]}, schema=pa.schema([SCHEMA.field("id")])))
+    assert moved.request("GET", "/count") == (200, b'{"count": 100}')
+    client.upsert("t", _rows(*range(50_000), name="many"))
+    assert moved.request("GET", "/count") == (200, b'{"count": 50000}')
+    assert moved.who == reader
 
 
 def test_other_requests_of_the_connection_are_the_owners(
@@ -279,6 +292,32 @@ def test_tokens_are_checked_as_by_the_owner(tmp_path: Path) -> None:
         assert json.loads(content)["error"]["code"] == "unauthorized"
         assert connection.who != reader
         assert connection.row(1) == {"id": 1, "name": "first"}
+        connection.close()
+
+
+def test_a_reader_that_starts_with_a_broken_grants_file_has_the_owners_grants(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "grants.toml"
+    entry = '[[token]]\nname = "a"\nsha256 = "{}"\ngrants = ["admin:*"]\n'
+    file.write_text(entry.format(token_hash(b"of-a")), "ascii")
+    file.chmod(0o600)
+    with (
+        ServiceProcess(tmp_path / "data", "--readers", "1", "--grants", str(file)) as service,
+        StorageClient(service.endpoint, token="of-a") as client,
+    ):
+        _create(client)
+        file.write_text("[[token", "ascii")
+        for pid in reader_pids(service):
+            os.kill(pid, signal.SIGKILL)
+
+        connection = RowConnection(service, "t", headers={"authorization": "Bearer of-a"})
+        connection.move()
+        assert connection.row(1) == {"id": 1, "name": "first"}
+        reader = connection.who
+        status, _ = connection.request("GET", "/rows/1", headers={"authorization": "Bearer of-b"})
+        assert status == 401
+        assert connection.who != reader
         connection.close()
 
 

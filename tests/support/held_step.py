@@ -86,6 +86,12 @@ STEPS: Final = {
     ),
     "table-opening": Place(f"{_ENGINE}._opener", "TableOpener.open", _HELD),
     "history-checking": Place(f"{_ENGINE}._opener", "TableOpener._check_history", _BUG),
+    "reader-starting": Place(
+        "storage_service.server.readers._readers", "start_module", "a test plays the process"
+    ),
+    "reader-ending": Place(
+        "storage_service.server.readers._readers", "end_module", "a test plays the process"
+    ),
     "table-adding": Place(
         "storage_service.directory.table_registry", "TableRegistry.add_table", _BUG
     ),

@@ -115,6 +115,10 @@ class LookupTable(abc.ABC):
     def path(self) -> TablePath:
         """The table's path."""
 
+    @abc.abstractmethod
+    def count_rows(self) -> int:
+        """Return the exact number of published rows; raises for rows that are out of use."""
+
 
 class Keys(NamedTuple):
     """Encoded keys and the bucket of each: lists of few keys, arrays of many."""

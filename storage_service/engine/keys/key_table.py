@@ -66,6 +66,12 @@ class KeyTable(OpenTable, LookupTable):
         """The number of keys with a row."""
         return sum(bucket.row_count for bucket in self.key_buckets)
 
+    def count_rows(self) -> int:
+        """See `LookupTable.count_rows`; a consistent count over all buckets."""
+        for bucket in self.key_buckets:
+            bucket.check_usable()
+        return self.row_count
+
     @property
     def key_folders(self) -> Sequence[Path]:
         """The directories of the rows by key, in the order of the buckets."""

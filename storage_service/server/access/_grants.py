@@ -18,13 +18,13 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from streamhouse.core.errors import InvalidRequestError, StreamhouseError
 from streamhouse.core.secret_sources import file_signature, read_private
 from streamhouse.storage_service.server.caller import OWNER, UNKNOWN, Caller, Grant
 
-__all__ = ["Grants", "load_grants", "token_hash"]
+__all__ = ["Grants", "LastGrants", "load_grants", "token_hash"]
 
 _logger = logging.getLogger(__name__)
 
@@ -78,17 +78,29 @@ def _callers(document: dict[str, Any]) -> dict[str, Caller]:
     return callers
 
 
+class LastGrants(NamedTuple):
+    """The grants in use, and the state of the file at the last look, which may be a broken one."""
+
+    signature: tuple[int, ...] | None
+    callers: Mapping[str, Caller]
+
+
 class Grants:
     """The grants of a file, read again when it changes; a broken file changes nothing.
 
-    Raises `InvalidRequestError` if the file is broken at the start.
+    Raises `InvalidRequestError` if the file is broken at the start. A process beside another one
+    starts with the `last` grants of the other process, even if the file has been broken since.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, last: LastGrants | None = None) -> None:
         self._path = path
-        self._signature = file_signature(self._path)
-        self._callers = load_grants(path)
+        self._signature, self._callers = last or LastGrants(file_signature(path), load_grants(path))
         self.reload_failures = 0
+
+    @property
+    def last(self) -> LastGrants:
+        """The grants in use."""
+        return LastGrants(self._signature, self._callers)
 
     def caller(self, token: bytes) -> Caller | None:
         """Return the caller of a token, or None."""

@@ -28,13 +28,13 @@ from typing import Final
 
 from streamhouse.core.errors import ForbiddenError, UnauthorizedError
 from streamhouse.storage_service.config import ANY_HOST, ServiceConfig
-from streamhouse.storage_service.server.access._grants import Grants
+from streamhouse.storage_service.server.access._grants import Grants, LastGrants
 from streamhouse.storage_service.server.caller import OWNER, Caller, Level, Need
 from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.http.fair_shares import SHARE
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 
-__all__ = ["AccessControl", "ForeignRequests", "token_of"]
+__all__ = ["AccessControl", "ForeignRequests", "LastGrants", "token_of"]
 
 _audit = logging.getLogger("streamhouse.audit")
 
@@ -47,9 +47,11 @@ _SEEN_MAX: Final = 1_000
 class AccessControl:
     """Finds the caller of a request and checks the caller's grants. Event loop only."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, *, last_grants: LastGrants | None = None) -> None:
+        """Read the grants file, or start with the grants that another process has read."""
         self._token = None if config.token is None else config.token.encode()
-        self._grants = None if config.grants_file is None else Grants(config.grants_file)
+        file = config.grants_file
+        self._grants = None if file is None else Grants(file, last=last_grants)
         self._check_interval_s = config.grants_check_interval_ms / 1000
         self._checked_at = time.monotonic()
 
@@ -57,6 +59,11 @@ class AccessControl:
     def reload_failures(self) -> int:
         """How often a changed grants file was broken, so that the old grants stayed in use."""
         return 0 if self._grants is None else self._grants.reload_failures
+
+    @property
+    def last_grants(self) -> LastGrants | None:
+        """The grants in use; None without a grants file."""
+        return None if self._grants is None else self._grants.last
 
     @property
     def is_open(self) -> bool:

@@ -175,13 +175,10 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
     await _answer_rows(exchange, service, table, packed, form)
 
 
-async def answer_count(exchange: HttpExchange, service: Service, *, path: str) -> None:
+async def answer_count(exchange: HttpExchange, service: RequestService, *, path: str) -> None:
     """Answer the exact number of rows, as a consistent count over all buckets."""
     exchange.query(())
-    table = _key_table(service, path)
-    for bucket in table.key_buckets:
-        bucket.check_usable()
-    await exchange.answer_json({"count": sum(bucket.row_count for bucket in table.key_buckets)})
+    await exchange.answer_json({"count": service.lookup_table(path).count_rows()})
 
 
 def _key_table(service: Service, path: str) -> KeyTable:

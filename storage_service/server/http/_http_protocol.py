@@ -11,6 +11,8 @@ import asyncio
 import contextvars
 import json
 import os
+import re
+import urllib.parse
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -41,6 +43,12 @@ HEAD_BYTES_MAX: Final = 64 << 10
 # The bytes parsed at a time. This bounds the request objects of a connection: 230 of the shortest.
 # A body is parsed whole.
 _PARSED_BYTES: Final = 4 << 10
+_GET: Final = b"GET "
+_HEAD_END: Final = b"\r\n\r\n"
+# A request line that means the same to every parser: a path without a query.
+_PLAIN_LINE: Final = re.compile(rb"GET (/[A-Za-z0-9._~$%:/-]*) HTTP/1\.1")
+# A GET with one of these headers may have a body, or wants more than an answer.
+_NOT_PLAIN: Final = frozenset((b"content-length", b"transfer-encoding", b"expect", b"upgrade"))
 # Far less than what makes a connection pause its writers.
 _TOGETHER_BYTES_MAX: Final = 16 << 10
 # Bytes that no head may have, besides the line ends.
@@ -132,6 +140,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._parses_soon = False
         # The bytes of the present body that are parsed.
         self._body_bytes = 0
+        # All that followed the request line of the last GET, and its headers once they are kept.
+        self._get_rest = b""
+        self._get_headers: list[tuple[bytes, bytes]] | None = None
+        self._keeps_headers = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -214,8 +226,82 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.pipeline or self._unparsed:
             # After a pause, TLS still delivers the bytes that were decrypted before.
             self._unparsed += data
+        elif (line := self._repeated_get(data)) is not None:
+            self._begin_repeated(line)
         else:
             self._parse(data)
+
+    def _repeated_get(self, data: bytes) -> re.Match[bytes] | None:
+        """Return the request line if `data` is one GET with the headers of an earlier GET.
+
+        A client sends the same headers again and again, byte for byte. Their meaning is kept when
+        the headers come a second time, so a client with new headers each time pays for a comparison
+        only. All other requests, and all requests behind an unfinished one, are for the parser.
+        """
+        if not data.startswith(_GET) or len(data) > _PARSED_BYTES:
+            return None
+        line_end = data.find(b"\r\n")
+        rest = data[line_end:]
+        if rest != self._get_rest:
+            self._get_rest, self._get_headers = rest, None
+            return None
+        is_idle = (
+            self._head_bytes is None
+            and self.cycle.response_complete
+            and not (self.cycle.more_body or self.flow.write_paused or self.transport.is_closing())
+        )
+        if not is_idle:
+            return None
+        if self._get_headers is None:
+            self._keeps_headers = _is_one_head(data)
+            return None
+        return _PLAIN_LINE.fullmatch(data, 0, line_end)
+
+    def _begin_repeated(self, line: re.Match[bytes]) -> None:
+        """Begin a GET with the kept headers, as the parser's callbacks do."""
+        assert self._get_headers is not None
+        self.on_message_begin()
+        self._head_bytes = None
+        self._body_bytes = 0
+        self.open_connections.in_use(self)
+        scope: Any = self.scope
+        self.headers = scope["headers"] = self._get_headers
+        self.url = line[1]
+        path = self.url.decode("ascii")
+        scope["method"] = "GET"
+        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
+        scope["raw_path"], scope["query_string"] = self.url, b""
+        self._answered = self.cycle = RequestResponseCycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+        self.cycle.more_body = False
+        self.cycle.message_event.set()
+        self._begin(self.cycle)
+
+    def _keep_headers(self) -> None:
+        """Keep the parsed headers of a GET that was the whole piece."""
+        self._keeps_headers = False
+        cycle = self.cycle
+        scope: Any = cycle.scope
+        is_plain = (
+            self._head_bytes is None
+            and cycle.keep_alive
+            and scope["method"] == "GET"
+            and scope["http_version"] == "1.1"
+            and not any(name in _NOT_PLAIN for name, _ in self.headers)
+        )
+        if is_plain:
+            self._get_headers = [*self.headers]
 
     def _parse(self, data: bytes) -> None:
         """Parse until a request has to wait for an earlier request; keep the remaining bytes."""
@@ -236,6 +322,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # The request's body has not arrived yet.
             super()._start_asgi_task(self._unbegun, self.app)
             self._unbegun = None
+        if self._keeps_headers:
+            self._keep_headers()
 
     def _missing_bytes(self) -> int:
         """Return how many bytes are missing of a body with an announced length."""
@@ -405,3 +493,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             b"connection: close\r\n\r\n%s" % (error.http_status, len(body), body)
         )
         self.transport.close()
+
+
+def _is_one_head(data: bytes) -> bool:
+    """Whether `data` is the head of one request and nothing else, whichever parser reads it."""
+    line_count = data.count(b"\r\n")
+    return (
+        data.find(_HEAD_END) == len(data) - len(_HEAD_END)
+        and data.count(b"\n") == line_count
+        and data.count(b"\r") == line_count
+    )

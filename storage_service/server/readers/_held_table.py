@@ -46,7 +46,6 @@ _CHANGES_AT_ONCE: Final = 64
 _PLAN_BYTES: Final = 4 << 20
 # A request that waits longer is quicker at the owner.
 _CATCH_UP_S: Final = 0.5
-_OPEN_ATTEMPTS: Final = 5
 _THREADS: Final = 2
 
 
@@ -100,6 +99,10 @@ class _HeldTable(LookupTable):
     def path(self) -> TablePath:
         """The table's path."""
         return self.lookup.info.path
+
+    def count_rows(self) -> int:
+        """See `LookupTable.count_rows`."""
+        return sum(bucket.rows.row_count for bucket in self._buckets)
 
     @property
     def memory_bytes(self) -> int:
@@ -288,20 +291,13 @@ class HeldTables:
     def _open(self, info: TableInfo, number: int) -> _HeldBucket:
         """Open the files of a bucket's rows and log. Blocking."""
         table_id = info.table_id
-        for attempt in range(_OPEN_ATTEMPTS):
-            try:
-                rows = RowCopy(
-                    self._directory.key_rows(table_id, number),
-                    table_id=table_id,
-                    bucket=number,
-                    rules=table_rules(info),
-                    options=self._options,
-                )
-                break
-            except StreamhouseError:
-                # RocksDB has removed a file meanwhile, or is just writing its list of files.
-                if attempt == _OPEN_ATTEMPTS - 1:
-                    raise
+        rows = RowCopy(
+            self._directory.key_rows(table_id, number),
+            table_id=table_id,
+            bucket=number,
+            rules=table_rules(info),
+            options=self._options,
+        )
         directory = self._directory.bucket(table_id, number)
         return _HeldBucket(rows, LogTail(directory, table_id=table_id, bucket=number), info)
 

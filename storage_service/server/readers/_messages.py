@@ -7,6 +7,7 @@ of either process ends the channel.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import pickle
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.server.access.access import LastGrants
 
 __all__ = [
     "Channel",
@@ -39,6 +41,9 @@ _logger = logging.getLogger(__name__)
 _HEAD: Final = struct.Struct("<IB")
 _RECEIVED_BYTES: Final = 256 << 10
 _DESCRIPTORS_MAX: Final = 16
+# The kernel has no memory, or too many descriptors of this user are on their way: both pass.
+_PASSING: Final = frozenset((errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS))
+_SEND_AGAIN_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class Opening:
     is_log_json: bool
     is_journalled: bool
     is_traced: bool
+    last_grants: LastGrants | None
+    """The owner's, which may be better than the file is by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +198,11 @@ class Channel:
                 self._unsent.appendleft((data, descriptor))
                 self._loop.add_writer(self._socket.fileno(), self._send)
                 return
-            except OSError:
-                # The end of the other process is noticed by the reading side.
+            except OSError as error:
                 self._unsent.appendleft((data, descriptor))
+                if error.errno in _PASSING:
+                    self._loop.call_later(_SEND_AGAIN_S, self._send)
+                # Else the end of the other process, which is noticed by the reading side.
                 return
             if descriptor is not None:
                 os.close(descriptor)

@@ -21,7 +21,12 @@ from streamhouse.storage_service.engine.keys.key_lookup import LookupTable
 from streamhouse.storage_service.server._process_answers import AboutProcess
 from streamhouse.storage_service.server._request_app import RequestApp
 from streamhouse.storage_service.server._request_service import RequestService
-from streamhouse.storage_service.server.data._key_read_route import answer_lookup, answer_row
+from streamhouse.storage_service.server.access.access import LastGrants
+from streamhouse.storage_service.server.data._key_read_route import (
+    answer_count,
+    answer_lookup,
+    answer_row,
+)
 from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.http_exchange import (
@@ -36,7 +41,7 @@ from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 __all__ = ["ReaderApp", "ReaderService"]
 
-_ANSWERS: Final = {"row": answer_row, "lookup": answer_lookup}
+_ANSWERS: Final = {"row": answer_row, "lookup": answer_lookup, "count": answer_count}
 _TABLES: Final = "/v1/tables/"
 
 
@@ -52,8 +57,16 @@ class ReaderService(RequestService):
         *,
         tenure: Tenure | None,
         connections: OpenConnections,
+        last_grants: LastGrants | None,
     ) -> None:
-        super().__init__(config, executor, metrics, tenure=tenure, connections=connections)
+        super().__init__(
+            config,
+            executor,
+            metrics,
+            tenure=tenure,
+            connections=connections,
+            last_grants=last_grants,
+        )
         self.tables = tables
 
     def lookup_table(self, path: str) -> LookupTable:

@@ -65,8 +65,6 @@ class ReaderConnection(BoundedHttpProtocol):
     """The request that is being answered."""
     _received = b""
     """What arrived behind the request, or part of a request."""
-    _get_headers = b""
-    """What followed the request line of the last GET without a body."""
     _answer_count = 0
     _unsent_looks = 0
 
@@ -80,17 +78,17 @@ class ReaderConnection(BoundedHttpProtocol):
 
     def _begin_next(self) -> None:
         received = self._received
-        # A client sends the same headers again and again; the request line is another.
-        headers = received[received.find(b"\r\n") :]
-        is_known = headers == self._get_headers and received.startswith(_GET)
-        size = len(received) if is_known else _request_bytes(received)
+        line = self._repeated_get(received)
+        if line is not None:
+            self._request, self._received = received, b""
+            self._begin_repeated(line)
+            return
+        size = _request_bytes(received)
         if size is None or not self._has_room(size):
             self.give_back()
         elif 0 < size <= len(received):
-            if size == len(received) and received.startswith(_GET):
-                self._get_headers = headers if headers.endswith(_HEAD_END) else b""
             self._request, self._received = received[:size], received[size:]
-            super().data_received(self._request)
+            self._parse(self._request)
 
     def _has_room(self, size: int) -> bool:
         """Whether a request of `size` bytes may be received here."""

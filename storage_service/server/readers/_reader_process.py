@@ -66,6 +66,7 @@ class _Reader:
             self._tables,
             tenure=BoardTenure(board) if opening.is_journalled else None,
             connections=self._connections,
+            last_grants=opening.last_grants,
         )
         protocol = reader_connection(
             self._send_socket, large_requests_bytes_max=config.bodies_bytes_max

@@ -52,7 +52,7 @@ __all__ = ["Readers"]
 _logger = logging.getLogger(__name__)
 
 _MODULE: Final = "streamhouse.storage_service.server.readers._reader_process"
-_ROUTES: Final = frozenset(("row", "lookup"))
+_ROUTES: Final = frozenset(("row", "lookup", "count"))
 _ANSWERED: Final = frozenset((200, 404))
 _READS_BEFORE_MOVE: Final = 16
 # A connection that came back stays, longer each time.
@@ -64,6 +64,7 @@ _STEADY_S: Final = 10.0
 _END_S: Final = 5.0
 # A reader sends its figures every second once it has started.
 _SILENT_S: Final = 20.0
+_LAST_LOOK_S: Final = 0.1
 # A reader that is silent for longer gets no connections.
 _HEARD_S: Final = 3.0
 _LEASE_LOOK_S: Final = 0.1
@@ -230,12 +231,7 @@ class Readers:
         while True:
             started_s = self._loop.time()
             reader = self._started()
-            while not reader.ended.done():
-                await asyncio.wait([reader.ended], timeout=_SILENT_S / 2)
-                if self._loop.time() - reader.heard_s > _SILENT_S:
-                    _logger.error("event=reader_silent pid=%d", reader.process.pid)
-                    reader.process.kill()
-                    break
+            await self._ended_or_silent(reader)
             self._forget(reader)
             await asyncio.to_thread(end_module, reader.process, wait_s=_END_S)
             if self._is_closing:
@@ -250,6 +246,18 @@ class Readers:
                 pause_s,
             )
             await asyncio.sleep(pause_s)
+
+    async def _ended_or_silent(self, reader: _Reader) -> None:
+        """Return when a reader has ended, or was killed because it is silent."""
+        while not reader.ended.done():
+            heard_s = reader.heard_s
+            remaining_s = heard_s + _SILENT_S - self._loop.time()
+            # After a pause of this process the messages of the pause are read before the last look.
+            await asyncio.wait([reader.ended], timeout=max(remaining_s, _LAST_LOOK_S))
+            if remaining_s <= 0 and reader.heard_s == heard_s and not reader.ended.done():
+                _logger.error("event=reader_silent pid=%d", reader.process.pid)
+                reader.process.kill()
+                return
 
     def _started(self) -> _Reader:
         ours, theirs = socket.socketpair()
@@ -272,6 +280,7 @@ class Readers:
                 is_log_json=is_json,
                 is_journalled=service.tenure is not None,
                 is_traced=service.spans is not None,
+                last_grants=service.access.last_grants,
             )
         )
         for offered in self._offers.values():
@@ -288,6 +297,7 @@ class Readers:
         reader.channel.close()
         for offered in self._offers.values():
             offered.holders.discard(reader)
+            offered.losses.pop(reader, None)
 
     def _on_message(self, reader: _Reader, message: Any, connection: socket.socket | None) -> None:
         reader.heard_s = self._loop.time()
@@ -306,6 +316,8 @@ class Readers:
             case Holds(generation):
                 if (offered := self._by_generation.get(generation)) is not None:
                     offered.holders.add(reader)
+                    # The next loss is a first one: the rows did fit.
+                    offered.losses.pop(reader, None)
             case Lost(generation, why):
                 self._lost(reader, generation, why)
 

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.routing import Route as StarletteRoute
 
 from streamhouse.core.errors import InvalidNameError
@@ -14,7 +16,14 @@ from streamhouse.storage_service.door_table import doors_of
 from streamhouse.storage_service.server._app import DATA_ANSWERS
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.control._control_plane import build_control_plane
-from streamhouse.storage_service.server.routes import OPEN, OPEN_PAGES, Answer, Route
+from streamhouse.storage_service.server.routes import (
+    OPEN,
+    OPEN_PAGES,
+    ROUTES,
+    Answer,
+    Route,
+    RouteTable,
+)
 from tests.support.in_process_service import ROUTE_TABLE, in_process_service
 
 ANSWERING = [route for route in ROUTE_TABLE.rows if route.answer is not Answer.NOTHING]
@@ -137,3 +146,22 @@ def test_what_a_route_needs(method: str, path: str, level: Level, scope: str | N
     need = ROUTE_TABLE.find(method, path).need()
 
     assert (need.level, need.scope) == (level, scope)
+
+
+_SEGMENTS = ("v1", "tables", "a.b", "t", "rows", "1", "", "count", "lookup", "subscribe", "x")
+_PATHS = st.lists(st.sampled_from(_SEGMENTS), max_size=7).map(lambda names: "/" + "/".join(names))
+_ROW_PATHS = st.sampled_from(("/v1/tables/t/rows", "/v1/tables/t/rows/", "/v1/tables/t/rows/1"))
+
+
+@given(
+    requests=st.lists(
+        st.tuples(st.sampled_from(("GET", "POST", "HEAD")), st.one_of(_PATHS, _ROW_PATHS)),
+        max_size=12,
+    )
+)
+def test_earlier_requests_change_no_match(requests: list[tuple[str, str]]) -> None:
+    table = RouteTable(ROUTES)
+    for method, path in requests:
+        table.find(method, path)
+        table.find(method, f"{path}/more")
+        assert table.find(method, path) == RouteTable(ROUTES).find(method, path)

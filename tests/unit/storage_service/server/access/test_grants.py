@@ -146,3 +146,24 @@ def test_a_broken_change_keeps_what_was_and_says_so(
     _file(path, "")
     grants.refresh()
     assert grants.caller(b"x") is None
+
+
+def test_a_process_beside_another_begins_with_the_grants_in_use(tmp_path: Path) -> None:
+    """The file may have been broken since the other process read it."""
+    file = _file(tmp_path / "grants", _entry("a", "x", "read:*"))
+    first = Grants(file)
+    _file(file, "broken")
+
+    second = Grants(file, last=first.last)
+    second.refresh()
+
+    assert second.caller(b"x") is not None
+    assert second.reload_failures == 1
+    third = Grants(file, last=second.last)
+    third.refresh()
+    assert third.reload_failures == 0
+    _file(file, _entry("b", "y", "read:*"))
+    for grants in (first, second, third):
+        grants.refresh()
+        assert grants.caller(b"x") is None
+        assert grants.caller(b"y") is not None

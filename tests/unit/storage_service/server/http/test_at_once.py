@@ -33,43 +33,10 @@ from tests.support.in_process_service import (
     in_process_service,
     until,
 )
+from tests.support.memory_transport import MemoryTransport
 
 KEYS = "/v1/tables/keyed"
 DATE = (b"date", b"Sun, 22 Nov 2026 20:00:00 GMT")
-
-
-class _Transport(asyncio.Transport):
-    """What a connection writes to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = b""
-        self.is_closed = False
-        self.reads = True
-
-    def write(self, data: Any) -> None:
-        assert not self.is_closed
-        self.sent += data
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
-
-    def pause_reading(self) -> None:
-        self.reads = False
-
-    def resume_reading(self) -> None:
-        self.reads = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
 
 
 class _Connection:
@@ -86,7 +53,7 @@ class _Connection:
         state.default_headers = [DATE]
         protocol: Any = config.http_protocol_class
         self.protocol = protocol(config=config, server_state=state, app_state={})
-        self.transport = _Transport()
+        self.transport = MemoryTransport()
         self.protocol.connection_made(self.transport)
 
     async def receive(self, data: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from typing import Any
@@ -113,5 +114,36 @@ async def test_a_connection_without_room_takes_no_other_with_it(
     assert pairs[0][0].recv(10) == b""
     for client, _ in pairs:
         client.close()
+    ours.channel.close()
+    theirs.channel.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS])
+async def test_what_the_kernel_has_no_room_for_is_sent_later(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    send, refused = socket.send_fds, asyncio.Event()
+
+    def refuse_once(*arguments: Any) -> int:
+        if refused.is_set():
+            return send(*arguments)
+        refused.set()
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(socket, "send_fds", refuse_once)
+    ours, theirs = map(_End, socket.socketpair())
+    client, served = socket.socketpair()
+    ours.channel.send(Moved(b"first", 0), served.detach())
+    ours.channel.send(Lost(2, ""))
+
+    await until(lambda: len(theirs.messages) == 2)
+
+    assert refused.is_set()
+    moved, carried = theirs.messages[0]
+    assert moved == Moved(b"first", 0)
+    carried.sendall(b"here")
+    assert client.recv(10) == b"here"
+    for end in (client, carried):
+        end.close()
     ours.channel.close()
     theirs.channel.close()
