@@ -27,16 +27,13 @@ from typing import Final
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.log.durable_mark import LOSS_ACCEPTED_NAME, MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
+from streamhouse.storage_service.log.segments._segment_files import SegmentFiles, corrupt_segment
 from streamhouse.storage_service.log.segments.segment import ActiveSegment, SealedSegment
 from streamhouse.storage_service.log.segments.segment_format import (
-    FILE_HEADER_BYTES,
-    INDEX_START_BYTES,
-    IndexHeader,
     LogIdentity,
     MalformedError,
     MarkFacts,
     SegmentHeader,
-    decode_segment_header,
     index_path,
     offsets_of,
     segment_path,
@@ -45,7 +42,6 @@ from streamhouse.storage_service.log.segments.segment_format import (
 from streamhouse.storage_service.log.segments.segment_index import (
     GrowingIndex,
     encode_index,
-    read_index_header,
 )
 from streamhouse.storage_service.log.segments.segment_roll import (
     RollFailedError,
@@ -104,6 +100,7 @@ class LogRecovery:
         self._directory = directory
         self._identity = identity
         self._filesystem = filesystem
+        self._files = SegmentFiles(directory, identity=identity, filesystem=filesystem)
         self._index_interval_bytes = index_interval_bytes
         self._writer_window = writer_window
         self._writers_max = writers_max
@@ -125,7 +122,7 @@ class LogRecovery:
         if not bases:
             return self._create(known_end=known_end, now_us=now_us)
         self._check_start(bases[0])
-        headers = [self._read_header(base) for base in bases]
+        headers = [self._files.header(base) for base in bases]
         sealed = tuple(self._open_sealed(*neighbours) for neighbours in pairwise(headers))
         writers = self._restore_writers(sealed, names, active_base=bases[-1])
         active = self._open_active(headers[-1], writers, known_end=known_end)
@@ -195,17 +192,6 @@ class LogRecovery:
         )
         return self._recovered((), active, self._new_writers())
 
-    def _read_header(self, base: int) -> SegmentHeader:
-        path = segment_path(self._directory, base)
-        data = self._filesystem.read(path, bytes_max=FILE_HEADER_BYTES)
-        try:
-            header = decode_segment_header(data, identity=self._identity)
-        except MalformedError as error:
-            raise _corrupt(path, 0, str(error)) from error
-        if header.base_offset != base:
-            raise _corrupt(path, 0, f"the header says base offset {header.base_offset}")
-        return header
-
     def _whole(self, path: Path) -> memoryview:
         # A shared older map may be longer than the file is now.
         size = self._filesystem.size_bytes(path)
@@ -216,11 +202,11 @@ class LogRecovery:
         path = segment_path(self._directory, base)
         index = index_path(self._directory, base)
         if header.fingerprint is not None and following.fingerprint is None:
-            raise _corrupt(
+            raise corrupt_segment(
                 segment_path(self._directory, end), 0, "an older format than the segment before it"
             )
         try:
-            facts = self._read_index(index, base)
+            facts = self._files.index_facts(base)
             fits = (facts.end_offset, facts.segment_bytes) == (
                 end,
                 self._filesystem.size_bytes(path),
@@ -232,18 +218,8 @@ class LogRecovery:
         except (FileNotFoundError, MalformedError) as error:
             _logger.warning("event=index_rebuilt path=%s reason=%r", index, str(error))
             self._rebuild_index(header, following)
-            facts = self._read_index(index, base)
-        return SealedSegment(
-            path=path,
-            index_path=index,
-            facts=facts,
-            base_fingerprint=header.fingerprint,
-            filesystem=self._filesystem,
-        )
-
-    def _read_index(self, path: Path, base: int) -> IndexHeader:
-        data = self._filesystem.read(path, bytes_max=INDEX_START_BYTES)
-        return read_index_header(data, identity=self._identity, base_offset=base)
+            facts = self._files.index_facts(base)
+        return self._files.sealed(facts, base_fingerprint=header.fingerprint)
 
     def _indexed(
         self, path: Path, header: SegmentHeader, writers: WriterStates | None = None
@@ -267,9 +243,11 @@ class LogRecovery:
         index, scan = self._indexed(path, header)[1:]
         if scan.problem or scan.end_offset != end:
             problem = scan.problem or f"the file ends at offset {scan.end_offset}"
-            raise _corrupt(path, scan.end_position, f"{problem}; the next segment starts at {end}")
+            raise corrupt_segment(
+                path, scan.end_position, f"{problem}; the next segment starts at {end}"
+            )
         if scan.fingerprint not in (None, following.fingerprint):
-            raise _corrupt(
+            raise corrupt_segment(
                 segment_path(self._directory, end),
                 0,
                 f"its log has other rows below offset {end} than {path.name}: one of the two files"
@@ -330,12 +308,14 @@ class LogRecovery:
         scan = scan_frames(
             self._whole(segment.path),
             base_offset=segment.base_offset,
-            timestamp_us=self._read_header(segment.base_offset).created_timestamp_us,
+            timestamp_us=self._files.header(segment.base_offset).created_timestamp_us,
             index=None,
             writers=writers,
         )
         if scan.problem or scan.end_offset != segment.end_offset:
-            raise _corrupt(segment.path, scan.end_position, scan.problem or "frames are missing")
+            raise corrupt_segment(
+                segment.path, scan.end_position, scan.problem or "frames are missing"
+            )
 
     def _open_active(
         self, header: SegmentHeader, writers: WriterStates, *, known_end: int
@@ -347,7 +327,7 @@ class LogRecovery:
             proven = durable_offset_after(view, scan.end_position, offset_min=scan.end_offset)
             known_end = max(known_end, proven)
         if scan.end_offset < known_end:
-            raise _corrupt(
+            raise corrupt_segment(
                 path,
                 scan.end_position,
                 f"{scan.problem or 'the file ends'} at offset {scan.end_offset},"
@@ -432,10 +412,3 @@ class LogRecovery:
         for offset in offsets_of(names, ".writers"):
             if offset not in bases:
                 self._filesystem.remove(writers_path(self._directory, offset))
-
-
-def _corrupt(path: Path, position: int, problem: str) -> CorruptDataError:
-    return CorruptDataError(
-        f"{path} at byte {position}: {problem}; restore the file from a copy"
-        " (docs/storage_format.md says how to accept the loss)"
-    )

@@ -86,8 +86,8 @@ class Filesystem(Protocol):
     def open(self, path: Path) -> WritableFile:
         """Open an existing file for writing, keeping its contents."""
 
-    def read(self, path: Path, *, bytes_max: int) -> bytes:
-        """Return the first bytes of a file, at most `bytes_max`."""
+    def read(self, path: Path, *, bytes_max: int, position: int = 0) -> bytes:
+        """Return the bytes of a file from `position` on, at most `bytes_max`."""
 
     def map(self, path: Path, size_bytes: int) -> memoryview:
         """Return a read-only view of at least the first `size_bytes` bytes of a file.
@@ -268,10 +268,13 @@ class LocalFilesystem:
         """See `Filesystem.open`."""
         return LocalWritableFile(path, 0)
 
-    def read(self, path: Path, *, bytes_max: int) -> bytes:
+    def read(self, path: Path, *, bytes_max: int, position: int = 0) -> bytes:
         """See `Filesystem.read`."""
-        with path.open("rb") as file:
-            return file.read(bytes_max)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, bytes_max, position)
+        finally:
+            os.close(descriptor)
 
     def map(self, path: Path, size_bytes: int) -> memoryview:
         """See `Filesystem.map`: maps are shared; the least recently used map is dropped."""

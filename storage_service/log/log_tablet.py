@@ -19,13 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from streamhouse.core.errors import (
-    CorruptDataError,
-    OffsetOutOfRangeError,
-    StorageFailedError,
-    UnknownOutcomeError,
-)
+from streamhouse.core.errors import StorageFailedError, UnknownOutcomeError
 from streamhouse.core.model.records.record_sequence import Continuity
+from streamhouse.storage_service.log._readable_log import ReadableLog
 from streamhouse.storage_service.log._recovery import LogRecovery, RecoveredLog
 from streamhouse.storage_service.log.append_queue import (
     AppendQueue,
@@ -68,7 +64,7 @@ class LogOptions:
                 raise ValueError(f"{name} is {getattr(self, name)}, not positive")
 
 
-class LogTablet:
+class LogTablet(ReadableLog):
     """See the module. To store rows: `append` some batches, `flush`, `publish`."""
 
     def __init__(
@@ -79,27 +75,23 @@ class LogTablet:
         queue: AppendQueue,
         options: LogOptions,
     ) -> None:
-        self._roll_segment = roll
-        self._identity = roll.identity
-        self._options = options
-        self._active = recovered.active
-        self._chain = SegmentChain(
-            (*recovered.sealed, recovered.active),
-            directory=roll.directory,
-            filesystem=roll.filesystem,
+        active = recovered.active
+        chain = SegmentChain(
+            (*recovered.sealed, active), directory=roll.directory, filesystem=roll.filesystem
         )
+        super().__init__(roll.identity, chain, start_offset=0, high_watermark=active.end_offset)
+        self._roll_segment = roll
+        self._options = options
+        self._active = active
         self._writers = recovered.writers
         self._mark = recovered.mark
         self._queue = queue
-        self.log_end_offset = recovered.active.end_offset
+        self.log_end_offset = active.end_offset
         """The first offset not durable yet; set by the committer."""
-        self.high_watermark = recovered.active.end_offset
-        """The first offset hidden from readers; set by the owner of visibility."""
         self.is_read_only = False
         """Whether a failed sync forbids appends until the service restarts."""
         self._read_only_reason = ""
         self._closed = False
-        self._truncated_offset = 0
         # Held while changing segments or writer state; never by readers.
         self._lock = threading.RLock()
         self._retention_lock = threading.Lock()
@@ -152,33 +144,10 @@ class LogTablet:
         )
         return cls(recovered, roll=roll, queue=queue, options=options)
 
-    def __str__(self) -> str:
-        return str(self._identity)
-
-    @property
-    def log_start_offset(self) -> int:
-        """The first readable offset."""
-        return max(self._truncated_offset, self._chain.segments[0].base_offset)
-
-    @property
-    def first_stored_offset(self) -> int:
-        """The first offset in the log's files."""
-        return self._chain.segments[0].base_offset
-
     @property
     def forgotten_offset(self) -> int:
         """Rows below this offset may be missing from both the log and the lake."""
         return self._mark.facts.forgotten_offset
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all segment files."""
-        return sum(segment.size_bytes for segment in self._chain.segments)
-
-    def bytes_estimate(self, row_count: int) -> int:
-        """Return the approximate number of bytes of `row_count` rows."""
-        rows = self.log_end_offset - self.log_start_offset
-        return self.size_bytes * row_count // max(rows, 1)
 
     def extent(self, offset: int) -> Extent:
         """Return an upper bound of the batch with `offset`, plus some small batches before.
@@ -378,73 +347,6 @@ class LogTablet:
         self._chain.roll(sealed, active)
         self._active.close()
         self._active = active
-
-    def read(
-        self, offset: int, *, bytes_max: int, end_offset: int | None = None
-    ) -> list[StoredBatch]:
-        """Return whole batches from the batch with `offset` on, each checksum verified.
-
-        Up to `bytes_max` bytes of payload but at least one batch; no batch beginning at
-        `end_offset` or later, or past the high watermark; nothing at the high watermark itself.
-        Raises OffsetOutOfRangeError, and CorruptDataError once a read begins at a damaged batch.
-        """
-        # The watermark is read before the segments: later reads of the segments include its rows.
-        high_watermark = self.high_watermark
-        self._check_in_range(offset, high_watermark)
-        offset_max = high_watermark if end_offset is None else min(end_offset, high_watermark)
-        try:
-            return self._chain.read(offset, offset_max=offset_max, bytes_max=bytes_max)
-        except (CorruptDataError, OSError) as error:
-            # Retention may have removed the file since the range was checked.
-            self._check_in_range(offset, high_watermark)
-            if isinstance(error, OSError):
-                raise StorageFailedError(
-                    f"cannot read offset {offset} of {self}: {error}"
-                ) from error
-            raise
-
-    def _check_in_range(self, offset: int, high_watermark: int) -> None:
-        start = self.log_start_offset
-        if not start <= offset <= high_watermark:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} of {self} is outside the stored range [{start}, {high_watermark}]"
-            )
-
-    def offset_for_timestamp(self, timestamp_us: int) -> int:
-        """Return the first offset with at least this timestamp; else the high watermark."""
-        high_watermark = self.high_watermark
-        try:
-            offset = self._chain.offset_for_timestamp(timestamp_us, offset_max=high_watermark)
-        except OSError as error:
-            raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
-        return high_watermark if offset is None else max(offset, self._truncated_offset)
-
-    def removed_until_us(self) -> int:
-        """Return an upper bound of the write times of rows below `first_stored_offset`."""
-        try:
-            return self._chain.created_us(self._identity)
-        except OSError as error:
-            raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
-
-    def fingerprint(self, offset: int) -> bytes | None:
-        """Return the fingerprint at a durable offset (`segment_format.py`); None if unknown.
-
-        Unknown are: offsets below the log's first segment or above its end, offsets written by an
-        earlier release, and offsets behind a damaged frame header among the headers read. Not for
-        the event loop.
-        """
-        try:
-            return self._chain.fingerprint(offset)
-        except CorruptDataError as error:
-            _logger.warning(
-                "event=no_fingerprint log=%s offset=%d why=%r", self, offset, str(error)
-            )
-            return None
-        except OSError as error:
-            if offset < self._chain.segments[0].base_offset:
-                # Removed by retention meanwhile.
-                return None
-            raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
 
     def apply_retention(
         self, *, timestamp_us_before: int, offset_max: int, tiered_offset: int = 0

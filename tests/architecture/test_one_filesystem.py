@@ -31,7 +31,6 @@ BESIDE: Final[dict[str, str]] = {
     "storage_service/ownership/journal/restore/_start.py": "writes journal.json, itself outside",
     "storage_service/log/filesystem.py": "is the filesystem",
     "storage_service/log/log_copy.py": "copies a log into a backup",
-    "storage_service/log/log_tail.py": "reads the log of another process, and changes nothing",
     "storage_service/operations/backup_files.py": "writes backups, and copies them back",
     "storage_service/operations/check_directory.py": "opens LOCK, and changes nothing",
     "storage_service/operations/_check_keys.py": "copies rows by key aside, to look at the copy",

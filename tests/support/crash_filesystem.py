@@ -229,9 +229,9 @@ class CrashFilesystem:
         """See `Filesystem`."""
         return _CrashFile(self, self._inode(path))
 
-    def read(self, path: Path, *, bytes_max: int) -> bytes:
+    def read(self, path: Path, *, bytes_max: int, position: int = 0) -> bytes:
         """See `Filesystem`."""
-        return bytes(self._inode(path).live[:bytes_max])
+        return bytes(self._inode(path).live[position : position + bytes_max])
 
     def map(self, path: Path, size_bytes: int) -> memoryview:
         """See `Filesystem`."""

@@ -126,6 +126,15 @@ class SegmentChain:
             kept_segments = kept_segments[1:]
         self.segments = kept_segments
 
+    def leave_below(self, offset: int) -> None:
+        """Forget the segments without rows from `offset` on; their files are others' to remove."""
+        first = 0
+        while first < len(self.segments) - 1 and self.segments[first].end_offset <= offset:
+            first += 1
+        if first:
+            self.segments = self.segments[first:]
+            self.let_go()
+
     def remove_expired(self) -> int:
         """Remove the files of dropped segments and count the segments; raises OSError.
 

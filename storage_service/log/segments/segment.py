@@ -1,4 +1,4 @@
-"""One segment file of a log: the growing active segment, and immutable sealed segments.
+"""One segment file of a log: growing (the active, or one that others write), or sealed for ever.
 
 Invariants:
 - frames follow each other without a gap in bytes or offsets, from the file header on
@@ -40,7 +40,15 @@ from streamhouse.storage_service.log.segments.segment_index import (
     decode_index,
 )
 
-__all__ = ["ActiveSegment", "Extent", "SealedSegment", "Segment", "StoredBatch", "WrittenFrame"]
+__all__ = [
+    "ActiveSegment",
+    "Extent",
+    "FollowedSegment",
+    "SealedSegment",
+    "Segment",
+    "StoredBatch",
+    "WrittenFrame",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -313,7 +321,115 @@ class SealedSegment(Segment):
         return index
 
 
-class ActiveSegment(Segment):
+class GrowingSegment(Segment):
+    """A segment that gets frames; its index is in memory, and its last frames if they are few."""
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        base_offset: int,
+        base_fingerprint: bytes | None,
+        created_timestamp_us: int,
+        filesystem: Filesystem,
+        index: GrowingIndex,
+    ) -> None:
+        super().__init__(
+            path=path,
+            base_offset=base_offset,
+            base_fingerprint=base_fingerprint,
+            filesystem=filesystem,
+        )
+        self.end_fingerprint = base_fingerprint
+        """The fingerprint at `end_offset`; for the thread that adds frames."""
+        self._growing_index = index
+        self._last_timestamp_us = created_timestamp_us
+        # The frames added last, if few.
+        self._tail: _Stretch | None = None
+
+    @property
+    def last_timestamp_us(self) -> int:
+        """See `Segment.last_timestamp_us`; for an empty segment, its creation time."""
+        return self._last_timestamp_us
+
+    def index(self) -> SparseIndex:
+        """See `Segment.index`."""
+        return self._growing_index
+
+    def _stretch(self, offset: int) -> _Stretch:
+        """See `Segment.read`; readers mostly want the last frames, kept in memory."""
+        tail = self._tail
+        if tail is not None and tail.start.offset <= offset < tail.end_offset:
+            return tail
+        return super()._stretch(offset)
+
+    def _add(self, frames: Sequence[WrittenFrame], tail: Buffer) -> None:
+        """Cover further frames; `tail` has their bytes, or none."""
+        position = self.size_bytes
+        fingerprint = self.end_fingerprint
+        for frame in frames:
+            self._growing_index.add(
+                offset=frame.base_offset,
+                position=position,
+                timestamp_us=frame.timestamp_us,
+                fingerprint=fingerprint,
+            )
+            position += frame.size_bytes
+            if fingerprint is not None:
+                fingerprint = fingerprint_after(fingerprint, frame.header)
+        self.end_fingerprint = fingerprint
+        self._last_timestamp_us = frames[-1].timestamp_us
+        end_offset = frames[-1].end_offset
+        start = FrameStart(self.end_offset, 0)
+        self._tail = _Stretch(memoryview(tail), start, len(tail), end_offset) if tail else None
+        self.size_bytes = position
+        self.end_offset = end_offset
+
+
+class FollowedSegment(GrowingSegment):
+    """A segment to which others add frames. One thread at a time extends it."""
+
+    def extend(self, end_offset: int, *, frames_max: int) -> int:
+        """Cover the next frames below `end_offset`, a frame's end; return their number.
+
+        0 at the end of the file. Only the headers are checked; each read verifies what it returns.
+        Raises CorruptDataError for bytes that are no such frames, and OSError.
+        """
+        start = self.size_bytes
+        size = self._filesystem.size_bytes(self.path)
+        if size <= start or self.end_offset >= end_offset:
+            return 0
+        if size - start <= _TAIL_BYTES_MAX:
+            data = self._filesystem.read(self.path, position=start, bytes_max=size - start)
+            view, position, size = memoryview(data), 0, len(data)
+        else:
+            view, position = self._filesystem.map(self.path, size), start
+        frames: list[WrittenFrame] = []
+        first = FrameStart(self.end_offset, position)
+        try:
+            for frame in self._walk(view, first, offset_max=end_offset, size=size):
+                position = frame.position + frame_bytes(frame.payload_bytes)
+                frames.append(
+                    WrittenFrame(
+                        frame.base_offset,
+                        frame.base_offset + frame.row_count,
+                        frame.timestamp_us,
+                        position - frame.position,
+                        bytes(view[frame.position : frame.position + FRAME_HEADER_BYTES]),
+                    )
+                )
+                if position >= size or len(frames) >= frames_max:
+                    break
+        except CorruptDataError:
+            if not frames:
+                raise
+        if frames[-1].end_offset > end_offset:
+            raise self._corrupt(start, f"no frame ends at offset {end_offset}")
+        self._add(frames, view[:position] if first.position == 0 else b"")
+        return len(frames)
+
+
+class ActiveSegment(GrowingSegment):
     """The segment receiving frames. Writing belongs to one thread at a time.
 
     A frame is first written, then synced, and only then covered by `end_offset` and `size_bytes`.
@@ -334,18 +450,15 @@ class ActiveSegment(Segment):
             path=path,
             base_offset=base_offset,
             base_fingerprint=base_fingerprint,
+            created_timestamp_us=created_timestamp_us,
             filesystem=filesystem,
+            index=index,
         )
-        self.end_fingerprint = base_fingerprint
-        """The fingerprint at `end_offset`; for the writing thread."""
         self._file = file
-        self._growing_index = index
-        self._last_timestamp_us = created_timestamp_us
         self._unsynced: list[WrittenFrame] = []
         self._unsynced_bytes = b""
         self._needs_sync = False
-        # The frames of the last sync, if few, and if a reader came since the write before.
-        self._tail: _Stretch | None = None
+        # Whether a reader came since the write before: only then frames are kept as the tail.
         self._is_followed = False
 
     def restore(
@@ -363,11 +476,6 @@ class ActiveSegment(Segment):
         self._last_timestamp_us = max(self._last_timestamp_us, last_timestamp_us)
 
     @property
-    def last_timestamp_us(self) -> int:
-        """See `Segment.last_timestamp_us`; for an empty segment, its creation time."""
-        return self._last_timestamp_us
-
-    @property
     def needs_sync(self) -> bool:
         """Whether the file was possibly changed since the last sync."""
         return self._needs_sync
@@ -377,21 +485,14 @@ class ActiveSegment(Segment):
         """The number of frames written but not synced."""
         return len(self._unsynced)
 
-    def index(self) -> SparseIndex:
-        """See `Segment.index`."""
-        return self._growing_index
-
     @property
     def growing_index(self) -> GrowingIndex:
         """The index to be written when the segment is sealed."""
         return self._growing_index
 
     def _stretch(self, offset: int) -> _Stretch:
-        """See `Segment.read`; readers mostly want the last frames, kept in memory."""
+        """See `Segment.read`."""
         self._is_followed = True
-        tail = self._tail
-        if tail is not None and tail.start.offset <= offset < tail.end_offset:
-            return tail
         return super()._stretch(offset)
 
     def write(self, buffers: Sequence[Buffer], frames: list[WrittenFrame]) -> None:
@@ -410,26 +511,8 @@ class ActiveSegment(Segment):
         """Make written frames, or a truncation, durable, then advance the end."""
         self._file.sync()
         self._needs_sync = False
-        position = self.size_bytes
-        fingerprint = self.end_fingerprint
-        for frame in self._unsynced:
-            self._growing_index.add(
-                offset=frame.base_offset,
-                position=position,
-                timestamp_us=frame.timestamp_us,
-                fingerprint=fingerprint,
-            )
-            position += frame.size_bytes
-            if fingerprint is not None:
-                fingerprint = fingerprint_after(fingerprint, frame.header)
         if self._unsynced:
-            self.end_fingerprint = fingerprint
-            self._last_timestamp_us = self._unsynced[-1].timestamp_us
-            end_offset, tail = self._unsynced[-1].end_offset, self._unsynced_bytes
-            start = FrameStart(self.end_offset, 0)
-            self._tail = _Stretch(memoryview(tail), start, len(tail), end_offset) if tail else None
-            self.size_bytes = position
-            self.end_offset = end_offset
+            self._add(self._unsynced, self._unsynced_bytes)
             self._unsynced = []
 
     def rollback(self) -> None:

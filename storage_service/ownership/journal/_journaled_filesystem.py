@@ -106,9 +106,9 @@ class JournaledFilesystem:
         """See `Filesystem.size_bytes`."""
         return self._inner.size_bytes(path)
 
-    def read(self, path: Path, *, bytes_max: int) -> bytes:
+    def read(self, path: Path, *, bytes_max: int, position: int = 0) -> bytes:
         """See `Filesystem.read`."""
-        return self._inner.read(path, bytes_max=bytes_max)
+        return self._inner.read(path, bytes_max=bytes_max, position=position)
 
     def map(self, path: Path, size_bytes: int) -> memoryview:
         """See `Filesystem.map`."""

@@ -14,8 +14,6 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-import pyarrow as pa
-
 from streamhouse.core.errors import StreamhouseError, UnavailableError
 from streamhouse.core.model.schema_change import read_stored
 from streamhouse.core.model.table import TableInfo, TablePath
@@ -26,7 +24,7 @@ from streamhouse.storage_service.engine.keys.key_bucket import table_rules
 from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup, LookupTable
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.kv.row_copy import RowCopy
-from streamhouse.storage_service.log.log_tail import LogTail
+from streamhouse.storage_service.log.followed_log import FollowedLog
 from streamhouse.storage_service.server.readers._board import Board, SlotView
 from streamhouse.storage_service.server.readers._messages import (
     Floor,
@@ -52,9 +50,9 @@ _THREADS: Final = 2
 class _HeldBucket:
     """One bucket: the rows, and the place in the changelog."""
 
-    def __init__(self, rows: RowCopy, tail: LogTail, info: TableInfo) -> None:
+    def __init__(self, rows: RowCopy, log: FollowedLog, info: TableInfo) -> None:
         self.rows: Final = rows
-        self._tail = tail
+        self._log = log
         self._info = info
 
     def check_usable(self) -> None:
@@ -62,22 +60,20 @@ class _HeldBucket:
 
     def follow(self, end: int, *, at_once: bool) -> None:
         """Apply all changes below `end`, which is published; `at_once` as in `RowCopy.replay`."""
-        waiting: list[pa.RecordBatch] = []
-        first, size = 0, 0
-        for frame in self._tail.frames(self.rows.applied_offset, end):
-            if not waiting:
-                first = frame.base_offset
-            waiting.append(read_stored(frame.payload, self._info, stored_as=frame.schema_id))
-            size += len(frame.payload)
-            if size >= _PLAN_BYTES:
-                self.rows.replay(waiting, base_offset=first, at_once=at_once)
-                waiting, size = [], 0
-        if waiting:
-            self.rows.replay(waiting, base_offset=first, at_once=at_once)
+        rows, log = self.rows, self._log
+        # Older changes are in the rows already.
+        log.publish(rows.applied_offset, end)
+        while rows.applied_offset < end:
+            frames = log.read(rows.applied_offset, bytes_max=_PLAN_BYTES)
+            rows.replay(
+                [read_stored(f.payload, self._info, stored_as=f.schema_id) for f in frames],
+                base_offset=frames[0].base_offset,
+                at_once=at_once,
+            )
 
     def close(self) -> None:
         """Release files and memory."""
-        self._tail.close()
+        self._log.close()
         self.rows.close()
 
 
@@ -298,8 +294,19 @@ class HeldTables:
             rules=table_rules(info),
             options=self._options,
         )
-        directory = self._directory.bucket(table_id, number)
-        return _HeldBucket(rows, LogTail(directory, table_id=table_id, bucket=number), info)
+        try:
+            log = FollowedLog(
+                self._directory.bucket(table_id, number),
+                table_id=table_id,
+                bucket=number,
+                filesystem=self._directory.filesystem,
+                start_offset=rows.applied_offset,
+                high_watermark=rows.applied_offset,
+            )
+        except BaseException:
+            rows.close()
+            raise
+        return _HeldBucket(rows, log, info)
 
 
 def _complete(buckets: Sequence[_HeldBucket], applied: Sequence[int]) -> None:
