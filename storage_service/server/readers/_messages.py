@@ -14,13 +14,14 @@ import pickle
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.server.access.access import LastGrants
+from streamhouse.storage_service.server.status.metrics import Counts
 
 __all__ = [
     "Channel",
@@ -122,12 +123,13 @@ class Moved:
 class Figures:
     """Reader: the state and all counters of the process.
 
-    `samples` is (metric's family, sample's name, labels) -> value.
+    `samples` is (metric's family, sample's name, labels) -> value; None: as in the last message. To
+    read all counters takes a reader without requests most of its processor time.
     """
 
     connections: int
     key_bytes: int
-    samples: Mapping[tuple[str, str, tuple[tuple[str, str], ...]], float]
+    samples: Counts | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ import uvloop
 from streamhouse.core.log_lines import configure_logging
 from streamhouse.core.threads import Pool, yield_to_event_loop
 from streamhouse.storage_service.server.http._http_server import HttpServer, http_config
+from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.readers._board import Board, BoardTenure
 from streamhouse.storage_service.server.readers._held_table import HeldTables
@@ -79,6 +80,8 @@ class _Reader:
         )
         self.server = HttpServer(settings, self._connections, None)
         self._adopting: set[asyncio.Task[None]] = set()
+        self._has_counted = False
+        service.on_answered = self._answered
 
     def take(self, message: Any, connection: socket.socket | None) -> None:
         """Take a message of the owner."""
@@ -105,10 +108,13 @@ class _Reader:
             self.send_figures()
 
     def send_figures(self) -> None:
-        """Send the state and the counters."""
-        self._channel.send(
-            Figures(len(self._connections), self._tables.memory_bytes, self._metrics.counts())
-        )
+        """Send the state, and the counters if they may have changed."""
+        samples = self._metrics.counts() if self._has_counted else None
+        self._has_counted = False
+        self._channel.send(Figures(len(self._connections), self._tables.memory_bytes, samples))
+
+    def _answered(self, _: HttpExchange) -> None:
+        self._has_counted = True
 
     def _send_socket(self, descriptor: int, data: bytes, moves: int) -> None:
         self._channel.send(Moved(data, moves), descriptor)

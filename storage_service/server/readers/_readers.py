@@ -46,6 +46,7 @@ from streamhouse.storage_service.server.readers._messages import (
     Stop,
 )
 from streamhouse.storage_service.server.service import ReaderFigures, Service
+from streamhouse.storage_service.server.status.metrics import Counts
 
 __all__ = ["Readers"]
 
@@ -84,7 +85,8 @@ class _Reader:
         self.ended: asyncio.Future[None] = loop.create_future()
         self.heard_s = loop.time()
         self.connections = 0
-        self.figures = Figures(0, 0, {})
+        self.figures = Figures(0, 0, None)
+        self.samples: Counts = {}
         self.channel = Channel(
             end, on_message=functools.partial(on_message, self), on_end=self._end
         )
@@ -293,7 +295,7 @@ class Readers:
         if reader not in self._readers:
             return
         self._readers.discard(reader)
-        self._ended.update(reader.figures.samples)
+        self._ended.update(reader.samples)
         reader.channel.close()
         for offered in self._offers.values():
             offered.holders.discard(reader)
@@ -308,6 +310,8 @@ class Readers:
                 self._take_back(message, connection)
             case Figures():
                 reader.figures = message
+                if message.samples is not None:
+                    reader.samples = message.samples
                 reader.connections = message.connections
             case Opened(generation):
                 offered = self._by_generation.get(generation)
@@ -365,5 +369,5 @@ class Readers:
         """Return the counters of all readers, also of those that have ended."""
         counts = Counter(self._ended)
         for reader in self._readers:
-            counts.update(reader.figures.samples)
+            counts.update(reader.samples)
         return counts

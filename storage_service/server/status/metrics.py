@@ -23,7 +23,7 @@ from prometheus_client.samples import Sample
 
 from streamhouse.storage_service.directory.runtime import RunBlocking
 
-__all__ = ["METRICS_CONTENT_TYPE", "ServiceMetrics", "package_version"]
+__all__ = ["METRICS_CONTENT_TYPE", "Counts", "ServiceMetrics", "package_version"]
 
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

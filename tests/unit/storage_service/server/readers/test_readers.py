@@ -26,7 +26,7 @@ from tests.support.held_step import around
 from tests.support.in_process_service import InProcessService, in_process_service, until
 from tests.support.jumping_loop import JumpingLoop
 
-_NOTHING = Figures(0, 0, {})
+_NOTHING = Figures(0, 0, None)
 
 
 class _Process:
@@ -163,18 +163,18 @@ def test_a_silent_reader_gets_no_connections(
     async def silent(world: _World) -> None:
         first, second = world.processes
         await world.holding(first, second)
-        first.channel.send(Figures(10, 0, {}))
-        second.channel.send(Figures(5, 0, {}))
+        first.channel.send(Figures(10, 0, None))
+        second.channel.send(Figures(5, 0, None))
         await asyncio.sleep(0.1)
         await world.moved(to=second)
 
         # The second reader has fewer connections, and says nothing.
         await asyncio.sleep(4)
-        first.channel.send(Figures(10, 0, {}))
+        first.channel.send(Figures(10, 0, None))
         await asyncio.sleep(0.1)
         await world.moved(to=first)
 
-        second.channel.send(Figures(5, 0, {}))
+        second.channel.send(Figures(5, 0, None))
         await asyncio.sleep(0.1)
         await world.moved(to=second)
 
@@ -203,3 +203,24 @@ def test_a_load_that_succeeded_ends_the_row_of_losses(
         assert await offered_again_after() == pytest.approx(30, abs=3)
 
     _run(tmp_path, monkeypatch, lose, count=1)
+
+
+def test_counters_stay_as_they_were_told_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = ("streamhouse_requests", "streamhouse_requests_total", (("route", "row"),))
+
+    async def count(world: _World) -> None:
+        (process,) = world.processes
+
+        async def counted(connections: int, samples: dict[Any, float] | None) -> dict[Any, float]:
+            process.channel.send(Figures(connections, 0, samples))
+            await until(lambda: world.service.reader_figures().connections == connections)
+            return dict(world.service.metrics.add_counts())
+
+        assert await counted(1, {name: 3.0}) == {name: 3.0}
+        assert await counted(2, None) == {name: 3.0}
+        assert await counted(3, {name: 8.0}) == {name: 8.0}
+        assert await counted(4, None) == {name: 8.0}
+
+    _run(tmp_path, monkeypatch, count, count=1)
