@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["joined_frame", "lookup_join", "register_lookup"]
 
-_CONNECTION_OPTIONS: Final = ("endpoint", "token", "tls.ca")
+_CONNECTION_OPTIONS: Final = ("endpoint", "token", "tls.ca", "read.from")
 
 
 def lookup_join(
@@ -79,7 +79,8 @@ def lookup_join(
         how: `left` keeps rows that match nothing, with nulls; `inner` leaves them out.
         cache_ms: how long a worker keeps looked-up rows for later tasks; 0: for the same task only.
         cache_bytes: the limit of the looked-up rows in memory, as in `128MiB`.
-        options: `endpoint`, `token` and `tls.ca` of the service, as for a read.
+        options: `endpoint`, `token` and `tls.ca` of the service, as for a read; `read.from`: with
+            `any` standbys among the endpoints answer lookups as well.
     """
     if how not in (LEFT, INNER):
         raise InvalidRequestError(f"lookup_join: how is '{LEFT}' or '{INNER}', not '{how}'")

@@ -39,7 +39,7 @@ from streamhouse.core.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.directory.state_file import StateFile, StateIdentity
 from streamhouse.storage_service.log.filesystem import Filesystem, LocalFilesystem
 
-__all__ = ["DataDirectory", "lock"]
+__all__ = ["DECISION_SUFFIX", "DataDirectory", "lock"]
 
 _logger = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ PRIVATE: Final = 0o700
 _CHILDREN_END_S: Final = 10.0
 _CHILDREN_LOOK_S: Final = 0.01
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+DECISION_SUFFIX: Final = ".decision"
+"""Of a file below `transactions`: a decided transaction."""
 DROPPED_SUFFIX: Final = ".dropped"
 GIVEN_UP_SUFFIX: Final = ".given-up"
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.table import TableInfo
-from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.data_directory import DECISION_SUFFIX, DataDirectory
 from streamhouse.storage_service.engine.transactions.state_agreement import disagreements
 from streamhouse.storage_service.engine.transactions.transaction_files import (
-    DECISION_SUFFIX,
     OPEN_SUFFIX,
     PART_SUFFIX,
     Decision,

@@ -91,11 +91,7 @@ class ServiceApp(RequestApp):
             return
         await own_task()
         if match is not None and match.route.answer is Answer.PROCESS:
-            exchange.route = match.route.name
-            answer = await self._of_process.to_admitted(exchange)
-            assert answer is not None, exchange.path
-            self._service.answers.hold_built(exchange, len(answer.body), is_done=False)
-            await exchange.answer(answer.status, answer.content_type, [answer.body])
+            await self._answer_process(exchange, match)
         elif match is None:
             # A request without a token gets no body read.
             await self._hand_over(exchange, b"")

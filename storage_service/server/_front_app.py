@@ -1,41 +1,60 @@
-"""The ASGI application of a process with a journal, which answers from the start in every role.
+"""The ASGI application of a process with a journal, for every role from the start on.
 
 While the process does not own its shard, health and readiness report the role, and metrics report
-the journal. All other requests with a valid token get `not_owner`; only health and the bare
-readiness need no token. Once the process owns the shard, the service's application answers.
+the journal. A standby also answers lookups with `at_least`, the offsets to be included in the
+answer, from the followed rows. All other requests with a valid token get `not_owner`; only health
+and the bare readiness need no token. Once the process owns the shard, the service's application
+answers.
+
+A standby answers a lookup only for certain. Otherwise the lookup gets `not_owner` as well: without
+followed rows of the table, after changes came too late, for every error besides "no such row". So
+the owner alone refuses requests, and no refusal is decided in two places.
 """
 
 from __future__ import annotations
 
-import logging
-import secrets
-from collections.abc import Coroutine
-from typing import Any
+import asyncio
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
-from streamhouse.core.errors import InternalError, StreamhouseError
-from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.directory.runtime import RunBlocking
-from streamhouse.storage_service.ownership.roles.role import Standing
-from streamhouse.storage_service.server._process_answers import (
-    AboutProcess,
-    ProcessAnswers,
+from streamhouse.core.errors import (
+    ForbiddenError,
+    InternalError,
+    RowNotFoundError,
+    StreamhouseError,
+    UnauthorizedError,
 )
-from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
+from streamhouse.core.model.offsets import ROLE_HEADER
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.keys.key_lookup import LookupTable
+from streamhouse.storage_service.engine.wakeups import ANY_BUCKET, WaiterLimit, Wakeups
+from streamhouse.storage_service.ownership.roles.role import Role, Standing
+from streamhouse.storage_service.server._process_answers import AboutProcess
+from streamhouse.storage_service.server._request_app import RequestApp
+from streamhouse.storage_service.server._request_service import RequestService
+from streamhouse.storage_service.server.data._key_read_route import answer_lookup, answer_row
 from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.http_exchange import (
     App,
-    ClientGone,
+    Headers,
     HttpExchange,
     Receive,
     Scope,
     Send,
 )
+from streamhouse.storage_service.server.http.open_connections import OpenConnections
+from streamhouse.storage_service.server.routes import Answer, RouteMatch
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 __all__ = ["FrontApp"]
 
-_logger = logging.getLogger(__name__)
+_ANSWERS: Final = {"row": answer_row, "lookup": answer_lookup}
+_AT_LEAST: Final = b"at_least="
+# A lookup that waits longer is quicker at the owner.
+_CATCH_UP_S: Final = 0.3
 
 
 class FrontApp:
@@ -47,58 +66,78 @@ class FrontApp:
         *,
         standing: Standing,
         metrics: ServiceMetrics,
-        run_blocking: RunBlocking,
+        executor: ThreadPoolExecutor,
         doors: Doors,
+        connections: OpenConnections | None = None,
     ) -> None:
-        self._doors = doors
-        self._config = config
-        self._standing = standing
-        self._metrics = metrics
-        self._access = AccessControl(config)
-        self._foreign_requests = ForeignRequests(config)
-        self._of_process = ProcessAnswers(self._access, metrics, run_blocking, about=self._about)
-        self._service_app: App | None = None
+        service = _StandbyService(
+            config, executor, metrics, standing=standing, connections=connections
+        )
+        self._app: App = _StandbyApp(service, doors, standing)
 
     def hand_over(self, app: App) -> None:
         """Let `app` answer from now on: this process owns the shard."""
-        self._service_app = app
+        self._app = app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answer one request; the service's application is called without a further await."""
-        return (self._service_app or self._answer_request)(scope, receive, send)
+        """Answer one request; the present application is called without a further await."""
+        return self._app(scope, receive, send)
 
-    async def _answer_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = HttpExchange(
-            scope,
-            receive,
-            send,
-            request_id=secrets.token_hex(6),
-            config=self._config,
-        )
-        try:
-            await self._answer(exchange)
-        except ClientGone:
-            pass
-        except StreamhouseError as error:
-            self._metrics.errors.labels(error.code).inc()
-            await self._doors.answer_error(exchange, error)
-        except Exception:  # the outermost loop of a request: a bug is answered, not dropped
-            _logger.exception("event=bug request_id=%s path=%s", exchange.request_id, exchange.path)
-            await exchange.answer_error(InternalError("the service met a bug; its log has it"))
-        finally:
-            await exchange.end()
 
-    async def _answer(self, exchange: HttpExchange) -> None:
-        answer = self._of_process.to_anybody(exchange)
-        if answer is None:
-            self._foreign_requests.check(exchange.method, exchange.scope["headers"])
-            self._doors.find(exchange)
-            self._access.admit(exchange)
-            await own_task()
-            answer = await self._of_process.to_admitted(exchange)
-        if answer is None:
+class _StandbyService(RequestService):
+    """The limits of a process without a shard, and the followed tables."""
+
+    read_headers: Headers = ((ROLE_HEADER, b"standby"),)
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        executor: ThreadPoolExecutor,
+        metrics: ServiceMetrics,
+        *,
+        standing: Standing,
+        connections: OpenConnections | None,
+    ) -> None:
+        super().__init__(config, executor, metrics, connections=connections)
+        self._standing = standing
+        self._changes = Wakeups(WaiterLimit(config.waiting_fetches_max))
+        self._loop = asyncio.get_running_loop()
+        standing.tables.on_change = self._wake
+
+    def _wake(self) -> None:
+        """Wake the waiting lookups; called on the following thread."""
+        self._loop.call_soon_threadsafe(self._changes.wake_all)
+
+    def lookup_table(self, path: str) -> LookupTable:
+        """See `RequestService.lookup_table`; raises `NotOwnerError` for other tables."""
+        table = None
+        if self._standing.role is Role.STANDBY:
+            table = self._standing.tables.by_path.get(TablePath.parse(path))
+        if table is None:
             raise self._standing.not_owner()
-        await exchange.answer(answer.status, answer.content_type, [answer.body])
+        return table
+
+    async def wait_until_visible(
+        self, exchange: HttpExchange, table: LookupTable, ends: Mapping[int, int]
+    ) -> None:
+        """See `RequestService.wait_until_visible`; raises `NotOwnerError` for late changes."""
+        loop, path = asyncio.get_running_loop(), str(table.path)
+        deadline = loop.time() + _CATCH_UP_S
+        while not table.shows(ends):
+            remaining_s = deadline - loop.time()
+            if remaining_s <= 0 or self.lookup_table(path) is not table:
+                raise self._standing.not_owner()
+            self._standing.is_needed.set()
+            await exchange.wait(self._changes.waiter(ANY_BUCKET, timeout_s=remaining_s))
+
+
+class _StandbyApp(RequestApp):
+    """The checks of every process, the answers about the process, and a standby's lookups."""
+
+    def __init__(self, service: _StandbyService, doors: Doors, standing: Standing) -> None:
+        super().__init__(service, doors)
+        self._service = service
+        self._standing = standing
 
     def _about(self) -> AboutProcess:
         standing = self._standing
@@ -109,3 +148,25 @@ class FrontApp:
             service_id=standing.service_id,
             known={"owner": standing.owner},
         )
+
+    async def _dispatch(self, exchange: HttpExchange, match: RouteMatch | None) -> None:
+        if match is None:
+            # Pages without data: the answer names the owner, which is for callers with a token.
+            self._service.access.admit(exchange)
+        elif match.route.answer is Answer.PROCESS:
+            await own_task()
+            return await self._answer_process(exchange, match)
+        elif match.route.name in _ANSWERS and _AT_LEAST in exchange.scope["query_string"]:
+            return await self._look_up(exchange, match)
+        raise self._standing.not_owner()
+
+    async def _look_up(self, exchange: HttpExchange, match: RouteMatch) -> None:
+        exchange.route = match.route.name
+        try:
+            await _ANSWERS[exchange.route](exchange, self._service, **match.parameters)
+        except (UnauthorizedError, ForbiddenError, InternalError, RowNotFoundError):
+            raise
+        except StreamhouseError as error:
+            if exchange.status:
+                raise
+            raise self._standing.not_owner() from error

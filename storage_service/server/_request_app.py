@@ -153,6 +153,14 @@ class RequestApp(abc.ABC):
         finally:
             service.end_request(share)
 
+    async def _answer_process(self, exchange: HttpExchange, match: RouteMatch) -> None:
+        """Answer an admitted request about the process."""
+        exchange.route = match.route.name
+        answer = await self._of_process.to_admitted(exchange)
+        assert answer is not None, exchange.path
+        self._checks.answers.hold_built(exchange, len(answer.body), is_done=False)
+        await exchange.answer(answer.status, answer.content_type, [answer.body])
+
     def _check_method(self, exchange: HttpExchange) -> None:
         """Raise `MethodNotAllowedError` for a path that answers other methods only."""
         methods = self._doors.routes.methods(exchange.path)

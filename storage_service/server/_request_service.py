@@ -1,6 +1,7 @@
 """The parts that every process with routes has: limits in use, access, memory, worker threads.
 
-`service.py` adds the tables of the service. A reader (`readers/`) adds the rows that it holds.
+`service.py` adds the tables of the service, a reader (`readers/`) the rows held by the reader, a
+standby (`_front_app.py`) the followed rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextvars
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -39,6 +40,7 @@ from streamhouse.storage_service.server.http.body_memory import BodyMemory
 from streamhouse.storage_service.server.http.fair_shares import FairTurns
 from streamhouse.storage_service.server.http.http_exchange import (
     MESSAGE_CHARACTERS_MAX,
+    Headers,
     HttpExchange,
     Tenure,
 )
@@ -63,6 +65,9 @@ _LIMITS: Final = frozenset(option.name for option in ServiceConfig.limits())
 
 class RequestService(abc.ABC):
     """The limits and the access of one process. Event loop only, besides `run_blocking`'s work."""
+
+    read_headers: Headers = ()
+    """Headers of an answer with rows, besides the headers of the route."""
 
     def __init__(
         self,
@@ -104,6 +109,15 @@ class RequestService(abc.ABC):
     @abc.abstractmethod
     def lookup_table(self, path: str) -> LookupTable:
         """Return the primary key table of a URL; raises as the table registry does."""
+
+    @abc.abstractmethod
+    async def wait_until_visible(
+        self, exchange: HttpExchange, table: LookupTable, ends: Mapping[int, int]
+    ) -> None:
+        """Return once `table` shows the changes below `ends`; call for a table without them.
+
+        Raises `LogCutError` for lost changes, and other errors for late changes.
+        """
 
     async def run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run `function` on a worker thread, in the caller's turn."""

@@ -192,8 +192,9 @@ async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
         config,
         standing=standing,
         metrics=process.metrics,
-        run_blocking=runtime.run,
+        executor=process.workers,
         doors=process.doors,
+        connections=process.connections,
     )
     try:
         async with contextlib.AsyncExitStack() as closing:
@@ -326,14 +327,14 @@ class _Process:
         self._on_ready = on_ready
         self._on_standby = on_standby
         self._standing: Standing | None = None
-        self._connections = OpenConnections.of(config)
+        self.connections = OpenConnections.of(config)
         self._server: HttpServer | None = None
         self._serving: asyncio.Future[None] | None = None
 
     async def listen(self, app: App) -> None:
         """Serve `app` on the sockets; returns once the server listens."""
-        config = http_config(self.config, app, self._connections)
-        self._server = HttpServer(config, self._connections, self._certificate)
+        config = http_config(self.config, app, self.connections)
+        self._server = HttpServer(config, self.connections, self._certificate)
         listen_on(self._listening[0], option="--port")
         self._serving = asyncio.ensure_future(self._server.serve(sockets=self._listening))
         listening = asyncio.ensure_future(self._server.is_listening.wait())
@@ -433,7 +434,7 @@ class _Process:
                 self.workers,
                 self.metrics,
                 tenure=tenure,
-                connections=self._connections,
+                connections=self.connections,
                 shards=shards,
                 moves=moves,
                 spans=self._spans,
@@ -458,7 +459,7 @@ class _Process:
             for door, bound in self._door_sockets:
                 listen_on(bound, option=door.port_option)
                 accepting = door.listen(
-                    bound, connections=self._connections, certificate=self._certificate
+                    bound, connections=self.connections, certificate=self._certificate
                 )
                 announcements.append(await listening.enter_async_context(accepting))
             if self.config.readers:

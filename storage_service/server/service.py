@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from streamhouse.core.errors import (
     CheckFailedError,
+    LogCutError,
     NotFoundError,
     NotOwnerError,
     OverloadedError,
     StreamhouseError,
+    UnavailableError,
     UnknownOutcomeError,
     UnsupportedError,
 )
 from streamhouse.core.model.table import TablePath
 from streamhouse.core.traces.stages import stage_ended
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.keys.key_lookup import LookupTable
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
@@ -63,6 +67,9 @@ _T = TypeVar("_T")
 
 _WORKING_SHARE: Final = 2
 _SUBSCRIPTION_END_S: Final = 1.0
+_PUBLICATION_WAIT_S: Final = 30.0
+# A standby may show rows a moment before the commit thread here has noted their end.
+_NOTED_WAIT_S: Final = 1.0
 
 
 class ReaderFigures(NamedTuple):
@@ -144,6 +151,25 @@ class Service(RequestService):
             f"table '{table.path}' has no primary key, so rows cannot be looked up in it; fetch"
             " its log"
         )
+
+    async def wait_until_visible(
+        self, exchange: HttpExchange, table: LookupTable, ends: Mapping[int, int]
+    ) -> None:
+        """See `RequestService.wait_until_visible`: until fetches see the changes."""
+        assert isinstance(table, KeyTable), "the service has no other"
+        loop = asyncio.get_running_loop()
+        for number, end in ends.items():
+            bucket, started = table.key_buckets[number], loop.time()
+            while bucket.log.high_watermark < end:
+                is_noted = end <= bucket.log.log_end_offset
+                deadline = started + (_PUBLICATION_WAIT_S if is_noted else _NOTED_WAIT_S)
+                if loop.time() >= deadline:
+                    raise _late(bucket, end)
+                waiter = table.wakeups.waiter(number, timeout_s=deadline - loop.time())
+                await exchange.wait(waiter)
+                self.manager.check_readable(table)
+                bucket.check_usable()
+                stage_ended("visible")
 
     def transactions_of(self, table: OpenTable) -> TableTransactions:
         """Return the transactions of a table; raises if the table is not open any more."""
@@ -286,3 +312,15 @@ class Service(RequestService):
             exchange.abort()
         self.body_memory.stop()
         await self._idle.wait()
+
+
+def _late(bucket: KeyBucket, end: int) -> StreamhouseError:
+    """Return the error for changes up to `end` that stay invisible."""
+    log_end = bucket.log.log_end_offset
+    if end <= log_end:
+        return UnavailableError(f"{bucket.where} is busy writing; try again later")
+    return LogCutError(
+        f"{bucket.where}: the log ends at offset {log_end}, but the client has seen changes up to"
+        f" {end}: those that were not in the journal yet were lost with their machine; see"
+        " --journal-ack in docs/journal.md"
+    )

@@ -245,6 +245,7 @@ class AsyncStreamhouseClient:
         timeout_s: the most time of a call, as for `StreamhouseClient`.
         ca_file: certificates of the CAs for an `https` endpoint; default:
             `STREAMHOUSE_CA_FILE`, else the machine's CAs.
+        read_from: who answers lookups, as for `StreamhouseClient`.
     """
 
     def __init__(
@@ -254,9 +255,10 @@ class AsyncStreamhouseClient:
         token: str | None = None,
         timeout_s: float = 30.0,
         ca_file: str | None = None,
+        read_from: str | None = None,
     ) -> None:
         self.client: Final = StreamhouseClient(
-            endpoint, token=token, timeout_s=timeout_s, ca_file=ca_file
+            endpoint, token=token, timeout_s=timeout_s, ca_file=ca_file, read_from=read_from
         )
         """The blocking client behind the calls."""
         self._is_closed = False

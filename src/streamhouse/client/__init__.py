@@ -18,7 +18,7 @@ from streamhouse.client._tiering import TieringIdle
 from streamhouse.client.following import Source, Subscription, poll_now
 from streamhouse.client.following._starts import LogStart
 from streamhouse.client.http._stop_signal import STOP, StopSignal
-from streamhouse.client.http.endpoint import CA_VARIABLE, with_ca_file
+from streamhouse.client.http.endpoint import CA_VARIABLE, with_ca_file, with_read_from
 from streamhouse.client.positions._position_reports import PositionReports
 from streamhouse.client.producer import Producer
 from streamhouse.client.reads import LogBatch
@@ -52,4 +52,5 @@ __all__ = [
     "divided_batches",
     "poll_now",
     "with_ca_file",
+    "with_read_from",
 ]

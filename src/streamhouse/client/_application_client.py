@@ -21,7 +21,7 @@ from streamhouse.client.following import Source, Subscription
 from streamhouse.client.following._log_source import log_source
 from streamhouse.client.following._starts import LogStart, starts_of
 from streamhouse.client.http._transport import HttpTransport
-from streamhouse.client.http.endpoint import with_ca_file
+from streamhouse.client.http.endpoint import with_ca_file, with_read_from
 from streamhouse.client.positions._reached_offsets import ReachedOffsets
 from streamhouse.client.reads import LogBatch
 from streamhouse.client.values._python_rows import keys_as_arrow
@@ -71,15 +71,18 @@ class ApplicationClient(TransactionCalls):
         token: str | None = None,
         timeout_s: float = 30.0,
         ca_file: str | None = None,
+        read_from: str | None = None,
     ) -> None:
         endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
         if not isinstance(endpoint, str):
             raise InvalidRequestError(
                 f"the endpoint is a URL, as {DEFAULT_ENDPOINT}, not {endpoint!r:.80}"
             )
+        if ca_file is not None:
+            endpoint = with_ca_file(endpoint, ca_file)
         super().__init__(
             HttpTransport(
-                endpoint if ca_file is None else with_ca_file(endpoint, ca_file),
+                endpoint if read_from is None else with_read_from(endpoint, read_from),
                 token=token or os.environ.get(TOKEN_VARIABLE) or None,
                 timeout_s=seconds(timeout_s, argument="timeout_s"),
             )
@@ -467,8 +470,16 @@ class ApplicationClient(TransactionCalls):
         """
         name = str(TablePath.parse(path))
         column_names = None if columns is None else names(columns, argument="columns")
+
+        def look_up(rows: Arrow, table: TableInfo | None = None) -> pa.Table:
+            return reads.lookup(self._transport, name, rows, columns=column_names, table=table)
+
+        if not self._transport.any_process.is_used:
+            return self._with_keys(path, keys, look_up)
         return self._with_keys(
-            path, keys, lambda rows: reads.lookup(self._transport, name, rows, columns=column_names)
+            path,
+            keys,
+            lambda rows: self._with_table(path, lambda table: look_up(rows, table)),
         )
 
     def lookup_one(self, /, path: str, **key: Any) -> dict[str, Any] | None:

@@ -238,11 +238,12 @@ def lookup(
     keys: pa.Table | pa.RecordBatch,
     *,
     columns: Sequence[str] | None = None,
+    table: TableInfo | None = None,
 ) -> pa.Table:
-    """See `StorageClient.lookup`."""
+    """See `StorageClient.lookup`; with `table` any process may answer."""
     batches = list(bounded_batches(keys)) or [_whole(keys)]
-    url = f"/v1/tables/{path}/lookup"
-    tables = [_post_keys(transport, url, named_columns(columns), rows) for rows in batches]
+    url, query = f"/v1/tables/{path}/lookup", named_columns(columns)
+    tables = [_post_keys(transport, url, query, rows, table=table) for rows in batches]
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
 
@@ -276,14 +277,14 @@ def lookup_one(
         keys = _key_of(table, key)
         part = form.url_part_of_plain(keys)
         if part is None:
-            return _lookup_one_by_batch(transport, name, keys, key)
+            return _lookup_one_by_batch(transport, table, keys, key)
     url = f"/v1/tables/{name}/rows/{part}"
-    answer = transport.request("GET", url, is_repeatable=True, accepted_statuses=(_NOT_FOUND,))
+    answer = transport.read("GET", url, table=table, accepted_statuses=(_NOT_FOUND,))
     if answer.headers.get(VERSION_HEADER) != table.version:
         # In another schema version the URL may name another row, and a value may differ.
         table = describe()
         _check_key(table, key)
-        return _lookup_one_by_batch(transport, name, _key_of(table, key), key)
+        return _lookup_one_by_batch(transport, table, _key_of(table, key), key)
     if answer.status == _NOT_FOUND:
         return None
     try:
@@ -295,9 +296,10 @@ def lookup_one(
 
 
 def _lookup_one_by_batch(
-    transport: HttpTransport, name: str, keys: pa.RecordBatch, key: Mapping[str, Any]
+    transport: HttpTransport, table: TableInfo, keys: pa.RecordBatch, key: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    answer = lookup(transport, name, keys)
+    name = str(table.path)
+    answer = lookup(transport, name, keys, table=table)
     try:
         row: dict[str, Any] = answer.to_pylist()[0]
     except (OverflowError, ValueError) as error:
@@ -354,18 +356,24 @@ def named_table(table_id: int | None) -> dict[str, str]:
 
 
 def _post_keys(
-    transport: HttpTransport, url: str, query: Mapping[str, str], keys: pa.RecordBatch
+    transport: HttpTransport,
+    url: str,
+    query: Mapping[str, str],
+    keys: pa.RecordBatch,
+    *,
+    table: TableInfo | None = None,
 ) -> pa.Table:
     body = encode_append_body(keys.schema, [(None, 0, keys)])
     try:
-        answer = transport.request("POST", url, query=query, body=body, is_repeatable=True)
+        answer = transport.read("POST", url, query=query, body=body, table=table)
     except RequestTooLargeError:
         # The size of the rows is unknown before the lookup.
         if keys.num_rows < 2:
             raise
         half = keys.num_rows // 2
         halves = (keys.slice(0, half), keys.slice(half))
-        return pa.concat_tables([_post_keys(transport, url, query, part) for part in halves])
+        parts = [_post_keys(transport, url, query, part, table=table) for part in halves]
+        return pa.concat_tables(parts)
     try:
         return pa.ipc.open_stream(pa.py_buffer(answer.data)).read_all()
     except (pa.ArrowException, OSError) as error:

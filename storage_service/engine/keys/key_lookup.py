@@ -119,6 +119,10 @@ class LookupTable(abc.ABC):
     def count_rows(self) -> int:
         """Return the exact number of published rows; raises for rows that are out of use."""
 
+    @abc.abstractmethod
+    def shows(self, ends: Mapping[int, int]) -> bool:
+        """Whether the changes below these ends, by bucket, are visible."""
+
 
 class Keys(NamedTuple):
     """Encoded keys and the bucket of each: lists of few keys, arrays of many."""

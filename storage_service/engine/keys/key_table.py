@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from streamhouse.core.errors import InvalidRequestError
@@ -71,6 +71,10 @@ class KeyTable(OpenTable, LookupTable):
         for bucket in self.key_buckets:
             bucket.check_usable()
         return self.row_count
+
+    def shows(self, ends: Mapping[int, int]) -> bool:
+        """Whether fetches see the changes below these ends."""
+        return all(self.key_buckets[b].log.high_watermark >= end for b, end in ends.items())
 
     @property
     def key_folders(self) -> Sequence[Path]:

@@ -6,24 +6,29 @@ opened for writing, and only `kv` is changed.
 
 A bucket that cannot be kept warm is closed, and opened as after any restart when needed: the normal
 opening finds and reports the damage. One thread at a time.
+
+A table with warm rows in all buckets is one of the `WarmTables`, where other threads look keys up.
+Its visible ends are the ends of the changelogs after each call of `follow`. They stay while a
+decided transaction has not stored its outcome: its rows are in some buckets only.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from streamhouse.core.errors import CorruptDataError, StreamhouseError
 from streamhouse.core.model.schema_change import read_stored
-from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.data_directory import DECISION_SUFFIX, DataDirectory
 from streamhouse.storage_service.directory.service_state import load_service_state
 from streamhouse.storage_service.directory.table_files import read_table
 from streamhouse.storage_service.engine.keys.key_bucket import damage_of, table_rules
+from streamhouse.storage_service.engine.keys.warm_tables import WarmTable, WarmTables
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
@@ -40,6 +45,7 @@ _logger = logging.getLogger(__name__)
 
 _LOG_FILE: Final = re.compile(r"tables/(\d+)/bucket-(\d+)/\d{20}\.log")
 _TABLE_FILE: Final = re.compile(r"tables/(\d+)/table\.json")
+_DECISION_FILE: Final = re.compile(rf"tables/(\d+)/transactions/([^/]+{DECISION_SUFFIX})")
 _TABLE: Final = re.compile(r"tables/(\d+)")
 _LOAD_ROWS: Final = 20_000
 
@@ -50,13 +56,32 @@ class _WarmBucket:
     base_offset: int = -1
     """Of the segment that was read last, and up to which byte."""
     position: int = FILE_HEADER_BYTES
+    log_end_offset: int = 0
+    """The end of the log read so far; rows of a checkpoint may be ahead of the log."""
+
+
+@dataclass(slots=True)
+class _Shown:
+    table: WarmTable
+    decisions: set[str] = field(default_factory=set)
+    """The files of decisions that had no outcome when last read."""
 
 
 class WarmRows:
     """See the module. `close` closes all rows without an owner."""
 
-    def __init__(self, directory: DataDirectory, config: ServiceConfig) -> None:
+    def __init__(
+        self,
+        directory: DataDirectory,
+        config: ServiceConfig,
+        *,
+        tables: WarmTables,
+        is_committing: Callable[[DataDirectory, int, str], bool],
+    ) -> None:
+        """`is_committing` tells whether a decision, by table and file name, has no outcome yet."""
         self._directory = directory
+        self._warm_tables = tables
+        self._is_committing = is_committing
         self.options: Final = KvOptions.shared(
             cache_bytes=config.key_cache_bytes_max, memory_bytes=config.key_memory_bytes_max
         )
@@ -65,18 +90,27 @@ class WarmRows:
         self._buckets: dict[tuple[int, int], _WarmBucket] = {}
         # Those that are let go are not tried again.
         self._cold: set[tuple[int, int]] = set()
+        self._paths: dict[int, TablePath] = {}
+        """The tables of service.json."""
+        self._shown: dict[int, _Shown] = {}
 
     def open_all(self) -> None:
         """Open the rows of the directory, and bring them up to the logs."""
         if not self._directory.service_file.exists():
             return
+        self._read_paths()
+        for table_id in sorted(self._paths):
+            self._follow_table(table_id)
+        self._show(self._paths)
+
+    def _read_paths(self) -> None:
         try:
             state, _ = load_service_state(self._directory)
         except StreamhouseError as error:
             _logger.warning("event=not_warm why=%r", error.message)
-            return
-        for table_id in sorted(state.tables):
-            self._follow_table(table_id)
+            self._paths = {}
+        else:
+            self._paths = {table_id: entry.path for table_id, entry in state.tables.items()}
 
     def leave(self, path: str) -> None:
         """Close the rows of the directory at `path`, before the directory is moved or removed."""
@@ -87,16 +121,30 @@ class WarmRows:
     def follow(self, paths: Iterable[str]) -> None:
         """Apply the changes of the files at these paths."""
         changed = set(paths)
-        if "service.json" in changed and not self._directory.service_id:
-            self.open_all()
+        touched: set[int] = set()
+        if "service.json" in changed:
+            if self._directory.service_id:
+                self._read_paths()
+            else:
+                self.open_all()
+            touched.update(self._shown, self._paths)
         for path in sorted(changed):
             match = _TABLE_FILE.fullmatch(path)
             if match is not None:
                 self._follow_table(int(match[1]))
+                touched.add(int(match[1]))
         for path in sorted(changed):
             match = _LOG_FILE.fullmatch(path)
             if match is not None:
                 self._follow_bucket(int(match[1]), int(match[2]))
+                touched.add(int(match[1]))
+        for path in changed:
+            match = _DECISION_FILE.fullmatch(path)
+            if match is not None and int(match[1]) in self._shown:
+                self._shown[int(match[1])].decisions.add(match[2])
+                touched.add(int(match[1]))
+        # Only now: the files of a call are a moment of the owner, and none in between is.
+        self._show(touched)
 
     def load_some(self) -> bool:
         """Load some more rows into memory; return whether more remain."""
@@ -114,8 +162,15 @@ class WarmRows:
             raise
         return warm.rows
 
+    def end_lookups(self) -> None:
+        """Show no table any more; return when the last lookup has ended."""
+        for table_id in list(self._shown):
+            self._hide(table_id)
+        self._warm_tables.on_change()
+
     def close(self) -> None:
         """Close all rows; unflushed changes come back from the logs."""
+        self.end_lookups()
         for table_id in list(self._tables):
             self._leave_table(table_id)
 
@@ -124,7 +179,50 @@ class WarmRows:
         for bucket in range(0 if info is None else info.bucket_count):
             self._let_go(table_id, bucket)
 
+    def _show(self, table_ids: Iterable[int]) -> None:
+        """Let lookups see these tables as of now."""
+        for table_id in sorted(table_ids):
+            self._show_table(table_id)
+        self._warm_tables.on_change()
+
+    def _show_table(self, table_id: int) -> None:
+        info = self._tables.get(table_id)
+        if info is None or self._paths.get(table_id) != info.path:
+            return self._hide(table_id)
+        buckets = [self._buckets.get((table_id, b)) for b in range(info.bucket_count)]
+        warm = [bucket for bucket in buckets if bucket is not None]
+        if len(warm) < info.bucket_count:
+            return self._hide(table_id)
+        shown = self._shown.get(table_id)
+        if shown is None:
+            table = WarmTable(info, [bucket.rows for bucket in warm])
+            names = self._directory.filesystem.list_names(self._directory.transactions(table_id))
+            decisions = {name for name in names if name.endswith(DECISION_SUFFIX)}
+            shown = self._shown[table_id] = _Shown(table, decisions)
+        elif shown.table.path != info.path:
+            self._warm_tables.forget(shown.table)
+        shown.table.follow(info)
+        shown.decisions = {name for name in shown.decisions if self._has_no_outcome(table_id, name)}
+        is_ahead = any(bucket.rows.applied_offset > bucket.log_end_offset for bucket in warm)
+        if not shown.decisions and not is_ahead:
+            shown.table.ends = [bucket.log_end_offset for bucket in warm]
+        self._warm_tables.put(shown.table)
+        return None
+
+    def _has_no_outcome(self, table_id: int, name: str) -> bool:
+        try:
+            return self._is_committing(self._directory, table_id, name)
+        except StreamhouseError as error:
+            _logger.warning("event=decision_unreadable table_id=%d why=%r", table_id, error.message)
+            return True
+
+    def _hide(self, table_id: int) -> None:
+        shown = self._shown.pop(table_id, None)
+        if shown is not None:
+            self._warm_tables.remove(shown.table)
+
     def _let_go(self, table_id: int, bucket: int) -> None:
+        self._hide(table_id)
         warm = self._buckets.pop((table_id, bucket), None)
         if warm is not None:
             try:
@@ -215,10 +313,12 @@ class WarmRows:
                 continue
             if base_offset != warm.base_offset:
                 warm.base_offset, warm.position = base_offset, FILE_HEADER_BYTES
+                warm.log_end_offset = base_offset
             path = segment_path(self._directory.bucket(table_id, bucket), base_offset)
             segment = open_segment(path, identity=LogIdentity(table_id, bucket))
             for frame in segment.frames(start=warm.position):
                 yield frame
+                warm.log_end_offset = frame.end_offset
                 warm.position = frame.position + frame_bytes(len(frame.payload))
 
 

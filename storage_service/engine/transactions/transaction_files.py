@@ -38,7 +38,9 @@ from streamhouse.core.model.transaction import (
     CommitResult,
     LinkedCommit,
     TransactionOperation,
+    TransactionStatus,
 )
+from streamhouse.storage_service.directory.data_directory import DECISION_SUFFIX, DataDirectory
 from streamhouse.storage_service.directory.state_file import (
     StateIdentity,
     is_of_another_format,
@@ -50,7 +52,6 @@ from streamhouse.storage_service.log.filesystem import Filesystem, replace_durab
 from streamhouse.storage_service.log.staged_part import StagedPart, encode_part
 
 __all__ = [
-    "DECISION_SUFFIX",
     "OPEN_SUFFIX",
     "OUTCOMES_FILE",
     "PART_SUFFIX",
@@ -59,6 +60,7 @@ __all__ = [
     "PartSize",
     "TransactionFiles",
     "TransactionSpec",
+    "is_committing",
     "next_decision_number",
 ]
 
@@ -66,7 +68,6 @@ _logger = logging.getLogger(__name__)
 
 OPEN_SUFFIX: Final = ".open"
 PART_SUFFIX: Final = ".part"
-DECISION_SUFFIX: Final = ".decision"
 OUTCOMES_FILE: Final = "outcomes"
 _TRUNCATED_FILE: Final = "truncated"
 _OPEN_KIND: Final = "transaction"
@@ -526,6 +527,22 @@ class TransactionFiles:
         for name in names:
             with contextlib.suppress(OSError):
                 self._filesystem.remove(self.directory / name)
+
+
+def is_committing(directory: DataDirectory, table_id: int, name: str) -> bool:
+    """Whether the decision in this file of a table has no outcome yet.
+
+    A missing file has an outcome, folded into another file. Raises `CorruptDataError`.
+    """
+    files = TransactionFiles(
+        directory.transactions(table_id),
+        service_id=directory.service_id,
+        table_id=table_id,
+        filesystem=directory.filesystem,
+    )
+    if not (files.directory / name).exists():
+        return False
+    return files.load_decision(name).result.status is TransactionStatus.COMMITTING
 
 
 def next_decision_number(own: Iterable[Decision], *, folded: int, where: Path) -> int:

@@ -6,17 +6,20 @@
        ^          |
        '----------'   another process was quicker
 
-Everything here is used on the event loop, except `lag`: one value replaced by the following thread.
+Everything here is used on the event loop. The following thread replaces `lag`, one value, and
+changes `tables`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamhouse.core.errors import NotOwnerError
+from streamhouse.storage_service.engine.keys.warm_tables import WarmTables
 from streamhouse.storage_service.ownership.roles._journal_metrics import JournalMetrics
 from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
 
@@ -24,7 +27,7 @@ __all__ = ["Lag", "Role", "Standing"]
 
 
 class Role(enum.StrEnum):
-    """Only an owner answers about the data."""
+    """Only an owner answers about the data, besides lookups that take a standby's answer."""
 
     WAITING = "waiting"
     """Another process owned the shard a moment ago; this process checks for signs of life."""
@@ -62,6 +65,10 @@ class Standing:
         self.service_id: str | None = None
         """The id of the shard's service, once read."""
         self.lag = Lag()
+        self.tables = WarmTables()
+        """The primary key tables that a standby follows."""
+        self.is_needed = asyncio.Event()
+        """Set while a request waits for changes that a standby has not applied."""
         self.journal = JournalMetrics()
         """Metrics of the owner's own journal."""
 

@@ -4,6 +4,9 @@ The standby applies new objects of the journal to its own directory, and keeps t
 Meanwhile `journal.json` says `restoring`: after a crash every file is compared with the journal.
 After a trimmed or inconsistent object the standby restores the directory from the newest
 checkpoint. Blocking; one thread at a time.
+
+The tables with warm rows are in `WarmTables`: other threads look keys up there, until the standby
+takes the shard or begins anew.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from streamhouse.core.errors import CorruptDataError, InvalidRequestError
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
+from streamhouse.storage_service.engine.keys.warm_tables import WarmTables
+from streamhouse.storage_service.engine.transactions.transaction_files import is_committing
 from streamhouse.storage_service.ownership.journal._followed_directory import FollowedDirectory
 from streamhouse.storage_service.ownership.journal.epochs import SealReason, read_open
 from streamhouse.storage_service.ownership.journal.names import Place
@@ -92,6 +97,7 @@ class Standby:
     config: ServiceConfig
     directory: DataDirectory
     start: ShardStart
+    tables: WarmTables = field(default_factory=WarmTables)
     _followed: _Followed | None = field(default=None, init=False)
     _shard: OwnedShard | None = field(default=None, init=False)
     _own_epoch: int = field(default=0, init=False)
@@ -180,6 +186,8 @@ class Standby:
                 begun = self._begun(followed, shard)
                 followed.directory.close()
                 followed.reader.close()
+                # The next owner of the rows applies changes before they may be seen.
+                followed.warm.end_lookups()
             except (CorruptDataError, TrimmedError) as error:
                 self._give_up(error)
             else:
@@ -241,7 +249,9 @@ class Standby:
                 f"{self.directory.path} has tables that the journal does not have: start once"
                 " without --standby, or give an empty --data-dir"
             )
-        warm = WarmRows(self.directory, self.config)
+        warm = WarmRows(
+            self.directory, self.config, tables=self.tables, is_committing=is_committing
+        )
         warm.open_all()
         self._followed = _Followed(
             tree=FollowedTree(begun.tree, start=Place(epoch, 0), manifest=begun.manifest),

@@ -118,7 +118,7 @@ class ShardTaker:
 
     async def _take_over(self, start: ShardStart) -> TakenOver:
         standing = self._standing
-        self._standby = standby = Standby(self._config, self._directory, start)
+        self._standby = standby = Standby(self._config, self._directory, start, standing.tables)
         # The first restore may take minutes.
         standing.lag = standby.lag()
         await self._while_away(start.look)
@@ -139,8 +139,19 @@ class ShardTaker:
                     standing.lag = Lag()
                     return takeover
             pause_s = _POLL_S_MIN if is_more else min(pause_s * 2, _POLL_S_MAX)
-            if not is_more:
-                await asyncio.sleep(pause_s)
+            if not is_more and await self._is_needed_within(pause_s):
+                pause_s = _POLL_S_MIN / 2
+
+    async def _is_needed_within(self, pause_s: float) -> bool:
+        """Return after a pause, or as soon as a request waits for further changes."""
+        is_needed = self._standing.is_needed
+        try:
+            async with asyncio.timeout(pause_s):
+                await is_needed.wait()
+        except TimeoutError:
+            return False
+        is_needed.clear()
+        return True
 
     async def _take_from(self, standby: Standby) -> TakenOver | None:
         standing = self._standing

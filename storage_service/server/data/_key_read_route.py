@@ -2,11 +2,13 @@
 
 Changes become visible to lookups a moment before fetches see the changes. An answer therefore waits
 until all its rows can be fetched, so that a reader of both sees a consistent state.
+
+With `at_least` the answer includes all changes below the named offsets, and has a header with the
+included offsets. A standby answers lookups with `at_least` only.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,8 +20,8 @@ import pyarrow as pa
 from streamhouse.core.errors import (
     RequestTooLargeError,
     RowNotFoundError,
-    UnavailableError,
 )
+from streamhouse.core.model.offsets import INCLUDED_HEADER, buckets_to_json
 from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
 from streamhouse.core.model.values.json_values import row_to_json
 from streamhouse.core.traces.stages import stage_ended
@@ -43,9 +45,15 @@ from streamhouse.storage_service.server.data._key_text import (
 )
 from streamhouse.storage_service.server.data._log_page import ARROW_STREAM, as_views
 from streamhouse.storage_service.server.data._log_text import LogForm, accepted_form
-from streamhouse.storage_service.server.http._parameters import column_names, integer
+from streamhouse.storage_service.server.http._parameters import (
+    column_names,
+    integer,
+    offsets,
+    schema_version,
+    table_id,
+)
 from streamhouse.storage_service.server.http.body_memory import HeldBody
-from streamhouse.storage_service.server.http.http_exchange import HttpExchange
+from streamhouse.storage_service.server.http.http_exchange import Headers, HttpExchange
 from streamhouse.storage_service.server.service import Service
 
 __all__ = ["answer_count", "answer_lookup", "answer_prefix_lookup", "answer_row"]
@@ -58,7 +66,8 @@ _PREFIX_LIMIT_DEFAULT: Final = 1_000
 _INLINE_KEYS: Final = 2_000
 _INLINE_TEXT_KEYS: Final = 100
 _INLINE_BYTES: Final = 1 << 20
-_PUBLICATION_WAIT_S: Final = 30.0
+_LEAST: Final = ("at_least", "table_id", "schema_id")
+"""The parameters of the least answer; without `at_least` a standby does not answer."""
 
 _JSON_ROWS: Final[WeakKeyDictionary[KeyLookup, JsonRows]] = WeakKeyDictionary()
 
@@ -74,7 +83,7 @@ class _Answer(NamedTuple):
 
 async def answer_lookup(exchange: HttpExchange, service: RequestService, *, path: str) -> None:
     """Answer the row of every key, in the order of the keys."""
-    query = exchange.query(["columns"])
+    query = exchange.query(["columns", *_LEAST])
     table = service.lookup_table(path)
     lookup = table.lookup
     columns = column_names(query.get("columns"), lookup.info)
@@ -82,6 +91,7 @@ async def answer_lookup(exchange: HttpExchange, service: RequestService, *, path
     form = accepted_form(exchange)
     with service.body_memory.body(exchange.share) as memory:
         rows = await _keys(exchange, service, table, memory, what="lookup")
+        await _wait_for_least(exchange, service, table, query)
         keys = partial(lookup.keys, rows)
 
         def pack(stored: StoredRows) -> _Answer:
@@ -96,18 +106,19 @@ async def answer_lookup(exchange: HttpExchange, service: RequestService, *, path
             key_count=rows.num_rows,
             inline_keys=_INLINE_KEYS if form is LogForm.ARROW else _INLINE_TEXT_KEYS,
         )
-    await _answer_rows(exchange, service, table, answer, form)
+    await _answer_rows(exchange, service, table, answer, form, query)
 
 
 async def answer_row(exchange: HttpExchange, service: RequestService, *, path: str) -> None:
     """Answer one row as JSON; raises `RowNotFoundError`."""
-    exchange.query(())
+    query = exchange.query(_LEAST)
     # Parts of a key may contain percent-encoded slashes.
     segments = exchange.raw_path.split("/")[_KEY_SEGMENT:]
     table = service.lookup_table(path)
     lookup = table.lookup
     as_json = _JSON_ROWS.get(lookup) or _JSON_ROWS.setdefault(lookup, JsonRows(lookup.info))
     key = as_json.key_of(segments)
+    await _wait_for_least(exchange, service, table, query)
 
     def pack(stored: StoredRows) -> _Answer:
         values = lookup.values(stored)
@@ -117,12 +128,13 @@ async def answer_row(exchange: HttpExchange, service: RequestService, *, path: s
     answer = await _lookup_answer(
         exchange, service, lookup, lambda: lookup.key(key), pack, key_count=1
     )
-    await _wait_until_visible(exchange, service, table, answer.ends)
+    included = await _show(exchange, service, table, answer.ends, query)
+    headers = [*as_json.headers, *included] if included else as_json.headers
     if not answer.row_count:
         # The header tells the client whether it wrote the key for another schema version.
-        exchange.error_headers = as_json.headers
+        exchange.error_headers = headers
         raise RowNotFoundError(f"table '{table.path}' has no row {row_to_json(key)}")
-    await exchange.answer(200, b"application/json", answer.pieces, headers=as_json.headers)
+    await exchange.answer(200, b"application/json", answer.pieces, headers=headers)
 
 
 async def _lookup_answer(
@@ -172,7 +184,7 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
             return _packed(answer, columns, form)
 
         packed = await service.answers.build(exchange, 0, lambda _: service.run_blocking(look_up))
-    await _answer_rows(exchange, service, table, packed, form)
+    await _answer_rows(exchange, service, table, packed, form, query)
 
 
 async def answer_count(exchange: HttpExchange, service: RequestService, *, path: str) -> None:
@@ -220,26 +232,34 @@ async def _keys(
     return empty_batch(stream.schema)
 
 
-async def _wait_until_visible(
-    exchange: HttpExchange, service: RequestService, table: LookupTable, ends: Mapping[int, int]
+async def _wait_for_least(
+    exchange: HttpExchange, service: RequestService, table: LookupTable, query: Mapping[str, str]
 ) -> None:
-    """Return when fetches see all rows up to `ends`; normally at once."""
-    stage_ended("find")
-    if not isinstance(table, KeyTable):
-        # A reader has rows that fetches see, and no other rows.
+    """Return once the table shows the offsets of `at_least`; call after the read of the body."""
+    if "at_least" not in query:
         return
-    assert isinstance(service, Service)
-    for number, end in ends.items():
-        bucket = table.key_buckets[number]
-        while bucket.log.high_watermark < end:
-            started = asyncio.get_running_loop().time()
-            waiter = table.wakeups.waiter(number, timeout_s=_PUBLICATION_WAIT_S)
-            await exchange.wait(waiter)
-            service.manager.check_readable(table)
-            bucket.check_usable()
-            if asyncio.get_running_loop().time() - started >= _PUBLICATION_WAIT_S:
-                raise UnavailableError(f"{bucket.where} is busy writing; try again later")
-            stage_ended("visible")
+    info = table.lookup.info
+    schema_version(query.get("schema_id"), info)
+    least = offsets("at_least", query["at_least"], info, table_id=table_id(query))
+    if not table.shows(least):
+        await service.wait_until_visible(exchange, table, least)
+
+
+async def _show(
+    exchange: HttpExchange,
+    service: RequestService,
+    table: LookupTable,
+    ends: Mapping[int, int],
+    query: Mapping[str, str],
+) -> Headers:
+    """Return the answer's headers once all rows up to `ends` are visible, normally at once."""
+    stage_ended("find")
+    if not table.shows(ends):
+        await service.wait_until_visible(exchange, table, ends)
+    if "at_least" not in query:
+        return ()
+    included = json.dumps(buckets_to_json(ends)).encode()
+    return (*service.read_headers, (INCLUDED_HEADER, included))
 
 
 def _packed(answer: KeyAnswer, columns: Sequence[str] | None, form: LogForm) -> _Answer:
@@ -265,7 +285,8 @@ async def _answer_rows(
     table: LookupTable,
     answer: _Answer,
     form: LogForm,
+    query: Mapping[str, str],
 ) -> None:
-    await _wait_until_visible(exchange, service, table, answer.ends)
+    headers = await _show(exchange, service, table, answer.ends, query)
     service.metrics.count_sent(row_count=answer.row_count, byte_count=answer.byte_count)
-    await exchange.answer(200, form.value, answer.pieces)
+    await exchange.answer(200, form.value, answer.pieces, headers=headers)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from streamhouse.core.errors import StreamhouseError, UnavailableError
@@ -99,6 +99,10 @@ class _HeldTable(LookupTable):
     def count_rows(self) -> int:
         """See `LookupTable.count_rows`."""
         return sum(bucket.rows.row_count for bucket in self._buckets)
+
+    def shows(self, ends: Mapping[int, int]) -> bool:
+        """Whether the changes below these ends are applied: only visible changes are."""
+        return all(self._buckets[b].rows.applied_offset >= end for b, end in ends.items())
 
     @property
     def memory_bytes(self) -> int:

@@ -7,6 +7,7 @@ refuses requests, and no refusal is decided in two places.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -72,6 +73,16 @@ class ReaderService(RequestService):
     def lookup_table(self, path: str) -> LookupTable:
         """See `RequestService.lookup_table`; raises `UnavailableError` for other tables."""
         return self.tables.get(path)
+
+    async def wait_until_visible(
+        self,
+        exchange: HttpExchange,
+        table: LookupTable,
+        ends: Mapping[int, int],
+    ) -> None:
+        """See `RequestService.wait_until_visible`: all visible changes are applied already."""
+        del exchange, ends
+        raise UnavailableError(f"table '{table.path}' has no such changes here")
 
 
 class ReaderApp(RequestApp):

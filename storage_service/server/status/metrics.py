@@ -25,6 +25,7 @@ from streamhouse.storage_service.directory.runtime import RunBlocking
 
 __all__ = ["METRICS_CONTENT_TYPE", "Counts", "ServiceMetrics", "package_version"]
 
+_LIMITS: Final = "The service's settings."
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels = tuple[tuple[str, str], ...]
@@ -61,6 +62,7 @@ class ServiceMetrics(Collector):
         # Start times of all series would be a sixth of the text, and rates do not need them.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # their one untyped call
         self.registry = CollectorRegistry()
+        self._limits = Gauge("streamhouse_limit", _LIMITS, ["limit"], registry=self.registry)
         ProcessCollector(registry=self.registry)
         Gauge(
             "streamhouse_build_info",
@@ -157,11 +159,8 @@ class ServiceMetrics(Collector):
 
     def show_limits(self, limits: Mapping[str, int]) -> None:
         """Report the settings, so that an alert can compare use and limit."""
-        gauge = Gauge(
-            "streamhouse_limit", "The service's settings.", ["limit"], registry=self.registry
-        )
         for name, value in limits.items():
-            gauge.labels(name).set(value)
+            self._limits.labels(name).set(value)
 
     def request_buckets(self) -> dict[str, dict[float, float]]:
         """Return route -> bound in seconds -> number of requests within the bound."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamhouse.client.http._any_process import AnyProcess
 from streamhouse.client.http._http_connection import Answer
+from streamhouse.client.http.endpoint import parse_endpoints
 from streamhouse.client.writing.writes import ColumnChecks, TableWrites
 from streamhouse.core.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.core.model.bucketing import buckets_for_rows
@@ -22,6 +24,7 @@ class Recorder:
     """A transport whose requests are kept, and answered as if each bucket had one change."""
 
     def __init__(self) -> None:
+        self.any_process = AnyProcess(parse_endpoints("http://127.0.0.1:1"))
         self.sent: list[list[int]] = []
         self.schemas: list[pa.Schema] = []
 

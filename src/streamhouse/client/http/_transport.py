@@ -7,7 +7,8 @@ This module turns connection errors into `StreamhouseError`s. It retries:
   service has closed a kept connection
 - any request without an effect: no process was reached, or the process is not the owner
 
-`Routes` decides which process of the service gets a request, and which one gets it next. Calls to a
+`Routes` decides which process of the service gets a request, and which one gets it next; for reads
+that any process may answer, `AnyProcess` does. Calls to a
 service with several endpoints, or with a process that names another as owner, are tried until they
 reach the owner, or until `failover_s` have passed without an owner.
 """
@@ -21,6 +22,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from streamhouse.client.http._any_process import AnyProcess
 from streamhouse.client.http._connection_pool import (
     ConnectionPool,
     ReachingError,
@@ -43,18 +45,23 @@ from streamhouse.client.http.endpoint import parse_endpoints, speaks_tls, tls_fa
 from streamhouse.core.backoff import Backoff
 from streamhouse.core.errors import (
     InvalidRequestError,
+    LogCutError,
     NotOwnerError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
     error_for_code,
 )
+from streamhouse.core.model.offsets import ROLE_HEADER
+from streamhouse.core.model.table import TableInfo
 
 __all__ = ["HttpTransport"]
 
 _ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
 _REDIRECTS: Final = 300
 _ERROR_BYTES_MAX: Final = 1 << 20
+# The owner answers a read that another process leaves unanswered for longer.
+_ANY_PROCESS_S: Final = 5.0
 
 
 class _Answer(dict[str, Any]):
@@ -85,6 +92,7 @@ class HttpTransport:
         self.timeout_s = timeout_s
         self.token = token
         self.routes: Final = Routes(endpoints, backoff=backoff)
+        self.any_process: Final = AnyProcess(endpoints)
         self._pool = ConnectionPool(endpoints, headers=_authorization(token))
 
     @property
@@ -186,13 +194,90 @@ class HttpTransport:
                     raise last_error from (error if self.routes.is_reached else None)
                 failure = error
             else:
-                if search is not None:
+                # A standby answers some reads, and owns nothing.
+                if search is not None and ROLE_HEADER not in answer.headers:
                     search.succeed(url)
                 return answer
             if on_repeat is not None and not nothing_was_done(failure):
                 on_repeat(failure)
             pause(step.wait_s)
             url = step.url
+
+    def read(
+        self,
+        method: str,
+        path: str,
+        *,
+        table: TableInfo | None,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        accepted_statuses: Container[int] = (),
+    ) -> Answer:
+        """Send a read of rows by key: to the owner, or to any process with `read_from=any`.
+
+        Any process may answer only with the described `table`. Raises as `request`, and
+        `LogCutError` once if the service has lost what this client has written or read.
+        """
+        any_process = self.any_process
+        if table is None or not any_process.takes(table):
+            return self.request(
+                method,
+                path,
+                query=query,
+                body=body,
+                is_repeatable=True,
+                accepted_statuses=accepted_statuses,
+            )
+        query = {**(query or {}), **any_process.query(table)}
+        try:
+            answer = self._any_answer(
+                method, path, query=query, body=body, accepted_statuses=accepted_statuses
+            ) or self.request(
+                method,
+                path,
+                query=query,
+                body=body,
+                is_repeatable=True,
+                accepted_statuses=accepted_statuses,
+            )
+        except LogCutError:
+            any_process.forget(table)
+            raise
+        any_process.note_answer(table, answer.headers)
+        return answer
+
+    def _any_answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        body: Any,
+        accepted_statuses: Container[int],
+    ) -> Answer | None:
+        """Return the answer of the process whose turn it is; None if the owner is to be asked."""
+        any_process, name = self.any_process, table_of(path)
+        url = any_process.next_url(name)
+        if url is None:
+            return None
+        try:
+            answer = self._send(
+                method,
+                path,
+                query=query,
+                body=body,
+                content_type=_ARROW_STREAM,
+                endpoint=url,
+                read_timeout_s=min(self.timeout_s, _ANY_PROCESS_S),
+                accepted_statuses=accepted_statuses,
+            )
+        except StreamhouseError as error:
+            if not error.retriable and not isinstance(error, UnknownOutcomeError):
+                raise
+            any_process.leave_alone(url, name)
+            return None
+        any_process.answered(url, name)
+        return answer
 
     def search(self, path: str, table: str = "", *, deadline: float) -> RouteSearch:
         """Return the search for a call that has failed just now."""

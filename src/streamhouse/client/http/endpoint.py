@@ -5,6 +5,7 @@
     https://127.0.0.1:8765#sha256=9f86d0...       trusted if the certificate has this fingerprint
     http://a:8765,http://b:8765                   a service with two processes
     http://a:8765,http://b:8765#failover_s=120    the same; a call searches 120 s for the owner
+    http://a:8765,http://b:8765#read_from=any     the same; any of them answers lookups
 
 The part after a `#` is never sent; the CA file must exist wherever the endpoint is used. Without
 `ca` and `sha256`, the variable STREAMHOUSE_CA_FILE names a CA file.
@@ -38,13 +39,15 @@ __all__ = [
     "speaks_tls",
     "tls_failure",
     "with_ca_file",
+    "with_read_from",
 ]
 
 CA_VARIABLE: Final = "STREAMHOUSE_CA_FILE"
 FAILOVER_S_DEFAULT: Final = 60.0
 _FAILOVER_S_MAX: Final = 86_400.0
 _ANSWER_URL: Final = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,255}(/[A-Za-z0-9._~/-]{0,255})?")
-_FRAGMENT_KEYS: Final = {"ca", "sha256", "failover_s"}
+_FRAGMENT_KEYS: Final = {"ca", "sha256", "failover_s", "read_from"}
+_READ_FROM: Final = ("owner", "any")
 _GREETING_S: Final = 2.0
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
@@ -108,11 +111,13 @@ class Endpoint:
 class Endpoints:
     """The possible owners of a service, in the order of requests.
 
-    `failover_s` is how long a call searches for the owner after its first failure.
+    `failover_s` is how long a call searches for the owner after its first failure. `read_from` says
+    who answers lookups: the `owner`, or `any` listed process.
     """
 
     listed: tuple[Endpoint, ...]
     failover_s: float = FAILOVER_S_DEFAULT
+    read_from: str = "owner"
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -165,7 +170,14 @@ def parse_endpoints(text: str) -> Endpoints:
     failovers = {failover_s for part in parts if (failover_s := _failover_of(part)) is not None}
     if len(failovers) > 1:
         raise InvalidRequestError(f"the endpoints {shown} have more than one failover_s; name one")
-    return Endpoints(listed=listed, failover_s=next(iter(failovers), FAILOVER_S_DEFAULT))
+    sources = {source for part in parts if (source := _read_from_of(part)) is not None}
+    if len(sources) > 1:
+        raise InvalidRequestError(f"the endpoints {shown} have more than one read_from; name one")
+    return Endpoints(
+        listed=listed,
+        failover_s=next(iter(failovers), FAILOVER_S_DEFAULT),
+        read_from=next(iter(sources), "owner"),
+    )
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -211,6 +223,32 @@ def _failover_of(text: str) -> float | None:
     return seconds
 
 
+def _read_from_of(text: str) -> str | None:
+    """Return the `read_from` of one endpoint, or None."""
+    values = parse_qs(text.partition("#")[2]).get("read_from")
+    if values is None:
+        return None
+    return _checked_read_from(values[0])
+
+
+def _checked_read_from(text: str) -> str:
+    if text not in _READ_FROM:
+        raise InvalidRequestError(f"read_from is one of {', '.join(_READ_FROM)}, not {text!r:.80}")
+    return text
+
+
+def with_read_from(endpoint: str, read_from: str) -> str:
+    """Return `endpoint` with `read_from` in place of its own; raises for an unknown word."""
+    _checked_read_from(read_from)
+    parts = []
+    for part in endpoint.split(","):
+        url, _, fragment = part.strip().partition("#")
+        settings = [s for s in fragment.split("&") if s and not s.startswith("read_from=")]
+        parts.append("#".join([url, "&".join(settings)]) if settings else url)
+    joint = "&" if "#" in parts[-1] else "#"
+    return f"{','.join(parts)}{joint}read_from={read_from}"
+
+
 def with_ca_file(endpoint: str, ca_file: str) -> str:
     """Return `endpoint` with `ca_file` in place of its trust settings.
 
@@ -221,9 +259,10 @@ def with_ca_file(endpoint: str, ca_file: str) -> str:
         url = part.strip().partition("#")[0]
         if not url.startswith("https:"):
             raise InvalidRequestError(f"a CA file needs an endpoint https://..., not '{url}'")
-        failover_s = _failover_of(part)
-        failover_option = "" if failover_s is None else f"&failover_s={failover_s:g}"
-        parts.append(f"{url}#ca={quote(ca_file, safe='/')}{failover_option}")
+        failover_s, read_from = _failover_of(part), _read_from_of(part)
+        others = "" if failover_s is None else f"&failover_s={failover_s:g}"
+        others += "" if read_from is None else f"&read_from={read_from}"
+        parts.append(f"{url}#ca={quote(ca_file, safe='/')}{others}")
     return ",".join(parts)
 
 

@@ -198,7 +198,9 @@ def send_divided(
             raise UnknownOutcomeError(error.message, request_id=error.request_id) from error
         raise
     answer_body = json.loads(answer.data)
-    return ranges_in(answer_body.get("table_id"), answer_body["buckets"])
+    ranges: Ranges = ranges_in(answer_body.get("table_id"), answer_body["buckets"])
+    transport.any_process.note_written(ranges)
+    return ranges
 
 
 @dataclass

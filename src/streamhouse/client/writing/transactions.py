@@ -185,7 +185,9 @@ class Transaction:
             )
             if answer["status"] in (TransactionStatus.COMMITTED, TransactionStatus.SKIPPED):
                 self._is_over = True
-                return CommitResult.from_json(answer)
+                result = CommitResult.from_json(answer)
+                self._transport.any_process.note_written(result.ranges)
+                return result
             if time.monotonic() >= deadline:
                 raise UnavailableError(
                     f"transaction {self.transaction_id} of '{self._path}' is still being"

@@ -379,6 +379,7 @@ def send(
         raise
     answer_body = json.loads(answer.data)
     offsets: Ranges = ranges_in(answer_body.get("table_id"), answer_body["buckets"])
+    transport.any_process.note_written(offsets)
     if operation is TransactionOperation.APPEND:
         _check_appended(table, parts, offsets)
     for bucket, (start, end) in offsets.items():

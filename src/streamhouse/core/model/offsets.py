@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from streamhouse.core.errors import (
     InvalidRequestError,
@@ -18,6 +18,8 @@ from streamhouse.core.errors import (
 )
 
 __all__ = [
+    "INCLUDED_HEADER",
+    "ROLE_HEADER",
     "BucketPositions",
     "Offset",
     "OffsetRange",
@@ -30,6 +32,11 @@ __all__ = [
     "table_of_offsets",
     "truncated_offsets",
 ]
+
+INCLUDED_HEADER: Final = b"x-included-offsets"
+"""A header of an answer to `at_least`: bucket -> end of the changes that the answer includes."""
+ROLE_HEADER: Final = b"x-role"
+"""A header of a standby's answer with rows: `standby`."""
 
 _T = TypeVar("_T")
 

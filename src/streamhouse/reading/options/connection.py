@@ -17,6 +17,7 @@ from streamhouse.client import (
     TOKEN_VARIABLE,
     StorageClient,
     with_ca_file,
+    with_read_from,
 )
 from streamhouse.core.errors import InvalidNameError, InvalidRequestError, suggestion
 from streamhouse.core.model.table import TablePath
@@ -123,11 +124,13 @@ def connection_options(options: Mapping[str, str]) -> ConnectionOptions:
     if not name:
         raise InvalidRequestError("no table given: call load('database.table')")
     endpoint = by_key.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
-    ca_file = by_key.get("tls.ca")
+    ca_file, read_from = by_key.get("tls.ca"), by_key.get("read.from")
+    if ca_file:
+        endpoint = with_ca_file(endpoint, ca_file)
     return ConnectionOptions(
         name=TableName.parse(name),
-        # Everything that travels to executors has the endpoint; so has the name of its CA file.
-        endpoint=with_ca_file(endpoint, ca_file) if ca_file else endpoint,
+        # Everything that travels to executors has the endpoint, so the endpoint has its settings.
+        endpoint=with_read_from(endpoint, read_from) if read_from else endpoint,
         token=by_key.get("token") or os.environ.get(TOKEN_VARIABLE) or None,
     )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streamhouse.core.threads import Pool
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.door_table import doors_of
 from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
@@ -30,15 +29,12 @@ class _World:
         async def read() -> Any:
             return self.standing.metrics()
 
-        async def run(function: Callable[..., Any], *args: Any) -> Any:
-            return await asyncio.to_thread(function, *args)
-
         metrics.watch(read)
         self.app = FrontApp(
             ServiceConfig(data_dir=data_dir, **config),
             standing=self.standing,
             metrics=metrics,
-            run_blocking=run,
+            executor=Pool("rows", 1),
             doors=doors_of(ServiceConfig(data_dir=data_dir, kafka_port=0)),
         )
 

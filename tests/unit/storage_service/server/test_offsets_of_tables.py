@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.server.routes import Answer
@@ -27,7 +28,7 @@ from tests.support.in_process_service import (
 
 OFFSETS: Final = frozenset(
     (
-        *("after", "end_offset", "offset", "offsets", "read_offsets", "start"),
+        *("after", "at_least", "end_offset", "offset", "offsets", "read_offsets", "start"),
         *("expired_offsets", "tiered_offsets", "truncated_offsets"),
     )
 )
@@ -55,6 +56,8 @@ NO_OFFSETS: Final = frozenset(
 EARLY: Final = str(10**13)
 """A time before all rows: the least that is one in microseconds."""
 EVENTS_PATH: Final = "/v1/tables/events"
+KEYED: Final = "keyed"
+ID: Final = pa.schema([EVENTS.field("id")])
 FETCH: Final = f"{EVENTS_PATH}/buckets/0/fetch"
 SUBSCRIBE: Final = f"{EVENTS_PATH}/subscribe"
 _PLACES: Final = {"path": "events", "bucket": "0", "name": "reader", "transaction_id": "0" * 32}
@@ -67,6 +70,13 @@ class Request(NamedTuple):
     path: str
     query: Mapping[str, str] = {}
     body: Mapping[str, Any] | None = None
+    keys: bytes = b""
+    """A body that is no JSON."""
+
+    @property
+    def table(self) -> str:
+        """The table of the request."""
+        return KEYED if f"/{KEYED}/" in self.path else "events"
 
     async def send(
         self, service: InProcessService, table_id: int | None, transaction: str = "0" * 32
@@ -78,6 +88,8 @@ class Request(NamedTuple):
             body = {**self.body, **said}
             return await service.call(self.method, path, query=self.query, json_body=body)
         query = {**self.query, **{name: str(value) for name, value in said.items()}}
+        if self.keys:
+            return await service.call(self.method, path, query=query, body=self.keys)
         call, answering = service.start(self.method, path, query=query)
         # What is pushed has no end: its beginning is answer enough.
         if path == SUBSCRIBE:
@@ -99,10 +111,14 @@ FAIL: Final = {"table": "events", "epoch": 1, "error": "late"}
 COMMIT: Final = f"{EVENTS_PATH}/transactions/{{transaction}}/commit"
 CONSUMER: Final = f"{EVENTS_PATH}/consumers/reader"
 HISTORY: Final = f"{EVENTS_PATH}/lake/history"
+LEAST: Final = {"at_least": '{"0": 3}'}
+KEYS: Final = append_body(ID, [(None, 0, pa.record_batch([pa.array([1], pa.int64())], schema=ID))])
 REQUESTS: Final = {
     "fetch": Request("GET", FETCH, {"offset": "3"}),
     "fetch up to": Request("GET", FETCH, {"offset": "0", "end_offset": "3"}),
     "subscribe": Request("GET", SUBSCRIBE, {"start": '{"0": 3}'}),
+    "row": Request("GET", f"/v1/tables/{KEYED}/rows/1", LEAST),
+    "lookup": Request("POST", f"/v1/tables/{KEYED}/lookup", LEAST, keys=KEYS),
     "offsets_for_timestamp": Request(
         "GET", f"{EVENTS_PATH}/offsets", {"timestamp_us": EARLY, "start": '{"0": 3}'}
     ),
@@ -159,13 +175,20 @@ def _fields(described: Any, schemas: Mapping[str, Any]) -> Iterator[str]:
             yield from _fields(one, schemas)
 
 
-async def _recreated(service: InProcessService) -> tuple[int, int]:
-    """Make a table, drop it and make it again, as long as before; return the ids of both."""
+async def _recreated(service: InProcessService, table: str = "events") -> tuple[int, int]:
+    """Make tables, drop them and make them again, as long as before; return both ids of one."""
     ids = []
     for _ in range(2):
-        await service.call("DELETE", EVENTS_PATH)
-        ids.append((await service.create_table())["table_id"])
+        for path in ("events", KEYED):
+            await service.call("DELETE", f"/v1/tables/{path}")
+        made = {
+            "events": (await service.create_table())["table_id"],
+            KEYED: (await service.create_table(KEYED, primary_key=("id",)))["table_id"],
+        }
         await service.append([(0, 0, event_rows(0, 5))])
+        rows = append_body(EVENTS, [(None, 0, event_rows(0, 5))])
+        await service.call("POST", f"/v1/tables/{KEYED}/upsert", body=rows)
+        ids.append(made[table])
     return ids[0], ids[1]
 
 
@@ -194,7 +217,7 @@ async def test_every_route_with_an_offset_takes_the_id_of_its_table(tmp_path: Pa
 async def test_an_offset_of_a_dropped_table_is_refused(tmp_path: Path, name: str) -> None:
     request = REQUESTS[name]
     async with in_process_service(tmp_path) as service:
-        old, new = await _recreated(service)
+        old, new = await _recreated(service, request.table)
         refused = (await request.send(service, old, await _begun(service))).error()
         taken = await request.send(service, new, await _begun(service))
 
@@ -221,7 +244,7 @@ async def test_an_offset_without_a_table_is_refused_and_the_beginning_is_not(
         None if request.body is None else json.loads(json.dumps(request.body).replace("3", "0")),
     )
     async with in_process_service(tmp_path) as service:
-        _, table_id = await _recreated(service)
+        _, table_id = await _recreated(service, request.table)
         refused = (await request.send(service, None, await _begun(service))).error()
         taken = await beginning.send(service, None, await _begun(service))
 

@@ -1,0 +1,141 @@
+"""What a standby answers to lookups that name what the answer must include."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from streamhouse.core.threads import Pool
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.ownership.roles.role import Role, Standing
+from streamhouse.storage_service.server._front_app import FrontApp
+from streamhouse.storage_service.server.doors import Doors
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
+from tests.support.asgi_call import AsgiAnswer, AsgiCall
+from tests.support.followed_directory import FollowedWorld
+from tests.support.in_process_service import open_manager
+
+ROW = "/v1/tables/keyed/rows/1"
+
+
+class _Standby(FollowedWorld):
+    """A followed directory, and the application that answers from the followed rows."""
+
+    def serve(self, pool: Pool, **config: str) -> None:
+        self.standing = Standing("0")
+        self.standing.role, self.standing.owner = Role.STANDBY, "http://other:8765"
+        self.standing.tables = self.tables
+        self.app = FrontApp(
+            ServiceConfig(data_dir=self.standby, **config),  # type: ignore[arg-type]
+            standing=self.standing,
+            metrics=ServiceMetrics(),
+            executor=pool,
+            doors=Doors(),
+        )
+
+    async def get(self, path: str = ROW, *, least: str | None = "{}", **query: str) -> AsgiAnswer:
+        if least is not None:
+            query["at_least"] = least
+        return await AsgiCall(self.app, "GET", path, query={"table_id": "1", **query}).run()
+
+
+@contextlib.asynccontextmanager
+async def _standby(folder: Path, **config: str) -> AsyncIterator[_Standby]:
+    with Pool("rows", 1) as pool:
+        async with open_manager(folder / "owner") as manager:
+            world = _Standby(folder, manager)
+            await world.create()
+            await world.write([1], "a")
+            world.follow()
+            world.serve(pool, **config)
+            yield world
+            world.warm.close()
+
+
+async def test_a_lookup_with_at_least_is_answered_and_says_what_it_includes(
+    tmp_path: Path,
+) -> None:
+    async with _standby(tmp_path) as world:
+        answer = await world.get(least='{"0": 1}')
+        missing = await world.get("/v1/tables/keyed/rows/5", least='{"0": 1}')
+
+        assert (answer.status, answer.json()) == (200, {"id": 1, "name": "a"})
+        assert json.loads(answer.headers["x-included-offsets"]) == {"0": 1}
+        assert answer.headers["x-role"] == "standby"
+        assert missing.error()[:2] == (404, "row_not_found")
+        assert missing.headers["x-role"] == "standby"
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        (ROW, {"least": None}),
+        (ROW, {"least": '{"0": 2}'}),
+        (ROW, {"least": '{"9": 0}'}),
+        (ROW, {"least": "?"}),
+        (ROW, {"schema_id": "7"}),
+        (ROW, {"table_id": "2"}),
+        ("/v1/tables/nothing/rows/1", {}),
+        ("/v1/tables/keyed/rows/x", {}),
+        ("/v1/tables/keyed/count", {}),
+    ],
+)
+async def test_everything_else_is_the_owners(
+    tmp_path: Path, path: str, query: dict[str, str]
+) -> None:
+    async with _standby(tmp_path) as world:
+        answer = await world.get(path, **query)
+
+        error = answer.json()["error"]
+        assert (answer.status, error["code"]) == (421, "not_owner")
+        assert error["owner"] == "http://other:8765"
+
+
+@pytest.mark.parametrize("role", [Role.WAITING, Role.RESTORING, Role.OWNER])
+async def test_no_other_role_answers_from_these_rows(tmp_path: Path, role: Role) -> None:
+    async with _standby(tmp_path) as world:
+        world.standing.role = role
+
+        assert (await world.get()).status == 421
+
+
+async def test_a_lookup_waits_for_changes_and_asks_for_them(tmp_path: Path) -> None:
+    async with _standby(tmp_path) as world:
+        await world.write([1], "b")
+        waiting = asyncio.ensure_future(world.get(least='{"0": 3}'))
+        await world.standing.is_needed.wait()
+
+        await asyncio.to_thread(world.follow)
+
+        assert (await waiting).json() == {"id": 1, "name": "b"}
+
+
+async def test_a_waiting_lookup_is_refused_when_its_rows_are_followed_no_longer(
+    tmp_path: Path,
+) -> None:
+    async with _standby(tmp_path) as world:
+        waiting = asyncio.ensure_future(world.get(least='{"0": 9}'))
+        await world.standing.is_needed.wait()
+
+        await asyncio.to_thread(world.warm.end_lookups)
+
+        assert (await waiting).status == 421
+
+
+async def test_grants_hold_at_a_standby(tmp_path: Path) -> None:
+    async with _standby(tmp_path, token="t") as world:
+        refused = await world.get()
+        admitted = await AsgiCall(
+            world.app,
+            "GET",
+            ROW,
+            query={"at_least": "{}", "table_id": "1"},
+            headers={"authorization": "Bearer t"},
+        ).run()
+
+        assert (refused.status, admitted.status) == (401, 200)
