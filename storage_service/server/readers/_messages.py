@@ -52,7 +52,6 @@ class Opening:
     """Owner: the configuration, the first message."""
 
     config: ServiceConfig
-    owner_pid: int
     log_level: int
     is_log_json: bool
     is_journalled: bool

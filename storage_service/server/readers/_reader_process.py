@@ -1,8 +1,8 @@
 """The process of a reader: `python -m` with the descriptors of channel, board and lock.
 
-The process ends at once when the owner is gone: by a signal of the kernel, and by the end of the
-channel. The descriptor of the directory's lock stays open until then. So the directory has no other
-owner while a reader of the former owner could still answer.
+The process ends at once when the owner is gone: by a signal of the kernel (`child_process.py`), and
+by the end of the channel. The descriptor of the directory's lock stays open until then. So the
+directory has no other owner while a reader of the former owner could still answer.
 
 The process ignores signals of terminals and process managers: the owner ends the process.
 """
@@ -10,7 +10,6 @@ The process ignores signals of terminals and process managers: the owner ends th
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import logging
 import os
@@ -47,7 +46,6 @@ __all__ = ["main"]
 _logger = logging.getLogger(__name__)
 
 _FIGURES_S: Final = 1.0
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class _Reader:
@@ -139,8 +137,6 @@ async def _run(channel_descriptor: int, board: Board) -> None:
     configure_logging(
         logging.getLevelName(opening.log_level), "json" if opening.is_log_json else "text"
     )
-    if os.getppid() != opening.owner_pid:
-        _end_with_owner()
     made = _Reader(opening, board, channel)
     reporting = asyncio.ensure_future(made.report())
     serving = asyncio.ensure_future(made.server.serve(sockets=[]))
@@ -165,8 +161,6 @@ def main() -> None:
     """Read beside the owner, until the owner says stop or is gone."""
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    # Before the check of the parent in `_run`, so that no end of the owner is missed.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     channel, board = int(sys.argv[1]), Board(int(sys.argv[2]))
     yield_to_event_loop()
     uvloop.run(_run(channel, board))

@@ -17,7 +17,6 @@ import asyncio
 import functools
 import itertools
 import logging
-import os
 import socket
 import subprocess
 from collections import Counter
@@ -269,7 +268,7 @@ class Readers:
             self._service.manager.directory.lock_descriptor,
         )
         with theirs:
-            process = start_module(_MODULE, inherited)
+            process = start_module(_MODULE, inherited, ends_with_parent=True)
         reader = _Reader(process, ours, self._on_message)
         root = logging.getLogger()
         is_json = any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers)
@@ -277,7 +276,6 @@ class Readers:
         reader.send(
             Opening(
                 config=service.config,
-                owner_pid=os.getpid(),
                 log_level=root.level,
                 is_log_json=is_json,
                 is_journalled=service.tenure is not None,

@@ -115,7 +115,7 @@ def _run(
 ) -> None:
     processes: list[_Process] = []
 
-    def start(_: object, module: str, inherited: tuple[int, ...]) -> _Process:
+    def start(_: object, module: str, inherited: tuple[int, ...], **__: object) -> _Process:
         assert module.endswith("_reader_process")
         processes.append(_Process(inherited[0]))
         return processes[-1]
