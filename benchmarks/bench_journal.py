@@ -1,4 +1,4 @@
-"""Appends with a journal against the same without one, and what a takeover by a standby takes.
+"""Appends and upserts with a journal against none, and what a takeover by a standby takes.
 
 Services without a journal, with ack `disk` and with ack `journal` are measured in turns, over a
 directory and over S3 (SeaweedFS on the same two cores). A lone append stands beside the store's own
@@ -32,7 +32,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from benchmarks.harness import SCHEMA, make_rows, median, report
+from benchmarks.harness import SCHEMA, changing_calls, make_rows, median, report
 from benchmarks.turns import Contender, Tally, calling, take_turns
 from streamhouse.client import StorageClient
 from streamhouse.storage_service.ownership.journal.store.store_opening import open_store
@@ -49,6 +49,7 @@ _NO_LAKE: Final = {"table.datalake.enabled": "false"}
 # What an object of the journal has of calls, about, where many write; how many are sent at once.
 _CALLS_AN_OBJECT: Final = 8
 _PUTS_AT_ONCE: Final = 4
+_CALLS_A_WRITER: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,7 @@ def _report_appends(store: StoreKind, sizes: Sizes) -> None:
             }
             for writers in sizes.writers:
                 _report_rates(home, services, writers, sizes)
+            _report_upserts(home, services, sizes)
             _report_latency(home, services, sizes)
         finally:
             for machine in machines.values():
@@ -219,6 +221,60 @@ def _in_parallel(runs: Sequence[Callable[[float], list[float]]], seconds: float)
 
 def _append(client: StorageClient, path: str, rows: pa.RecordBatch) -> None:
     client.append(path, rows)
+
+
+# -- upserts --------------------------------------------------------------------------------------
+
+
+def _report_upserts(home: JournalHome, services: dict[str, tuple[str, int]], sizes: Sizes) -> None:
+    """Small upserts of stored keys by many connections: several write groups are in flight."""
+    writers = max(sizes.writers)
+    base = make_rows(sizes.keys)
+    calls = [
+        changing_calls(base, row_count=SMALL_ROWS, call_count=_CALLS_A_WRITER, seed=writer)
+        for writer in range(writers)
+    ]
+    tallies = take_turns(
+        {
+            name: Contender(run=_upserts(endpoint, base, calls), pid=pid)
+            for name, (endpoint, pid) in services.items()
+        },
+        turns=sizes.turns,
+        seconds=sizes.turn_s,
+    )
+    none = tallies["none"]
+    for ack in _ACKS:
+        report(
+            f"upsert, {SMALL_ROWS} rows of {sizes.keys:,} keys a call, {writers} connections,"
+            f" ack {ack}, {home.kind}",
+            measured=f"{tallies[ack].rate:,.0f} calls/s, p50 {tallies[ack].p50_ms:.1f} ms"
+            f" ({tallies[ack].processor})",
+            limit=f"no journal: {none.rate:,.0f} calls/s, p50 {none.p50_ms:.1f} ms"
+            f" ({none.processor})",
+            ratio=tallies[ack].rate / none.rate,
+            bar="not set",
+            reached=None,
+        )
+
+
+def _upserts(
+    endpoint: str, base: pa.RecordBatch, calls: Sequence[Sequence[pa.Table]]
+) -> Callable[[float], list[float]]:
+    """Return a run of writers in parallel, each with calls and a connection of its own."""
+    path = "default.upserted"
+    with StorageClient(endpoint) as client:
+        client.create_table(path, SCHEMA, primary_key=["id"], bucket_count=4, properties=_NO_LAKE)
+        client.upsert(path, pa.Table.from_batches([base]))
+
+    def writer(own: Sequence[pa.Table]) -> Callable[[float], list[float]]:
+        client, turn = StorageClient(endpoint), itertools.cycle(own)
+        return calling(lambda: _upsert(client, path, next(turn)))
+
+    return partial(_in_parallel, [writer(own) for own in calls])
+
+
+def _upsert(client: StorageClient, path: str, rows: pa.Table) -> None:
+    client.upsert(path, rows)
 
 
 # -- latency --------------------------------------------------------------------------------------

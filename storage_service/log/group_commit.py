@@ -12,7 +12,8 @@ A unit is the append of one request, to one or several logs. Promises to callers
   prove nothing. Rows in the failed log may reappear at the next start. Repeating the unit with the
   same writer id and sequences completes the unit: each log recognises its own batches.
 - With an awaited replica, durable includes the replica: groups are published in order once stored
-  in the replica, while the commit thread continues with later groups.
+  in the replica, while the commit thread continues with later groups. `on_synced` tells earlier
+  about a unit that only the replica lacks.
 - A crash between the syncs of two logs can leave a unit in only one of them, unacknowledged. The
   same repetition completes the unit.
 """
@@ -27,7 +28,7 @@ import time
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from streamhouse.core.errors import (
     InternalError,
@@ -52,6 +53,7 @@ __all__ = [
     "CommitOutcome",
     "CommitTimes",
     "GroupCommitter",
+    "OnOutcome",
     "Submit",
     "Unit",
 ]
@@ -101,8 +103,16 @@ class CommitOutcome(NamedTuple):
             stages.end("journal", self.times.stored_s)
 
 
-Submit = Callable[[Unit, Callable[[CommitOutcome], None]], None]
-"""Hands a unit to the commit thread; `GroupCommitter.submit`."""
+OnOutcome = Callable[[CommitOutcome], None]
+
+
+class Submit(Protocol):
+    """Hands a unit to the commit thread; `GroupCommitter.submit`."""
+
+    def __call__(
+        self, unit: Unit, on_done: OnOutcome, *, on_synced: OnOutcome | None = None
+    ) -> None:
+        """See `GroupCommitter.submit`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +130,12 @@ class CommitLimits:
 class _Unit:
     """A submitted unit and its state so far."""
 
-    __slots__ = ("bytes", "entries", "error", "on_done", "results", "rows", "touched")
+    __slots__ = ("bytes", "entries", "error", "on_done", "on_synced", "results", "rows", "touched")
 
-    def __init__(self, entries: Unit, on_done: Callable[[CommitOutcome], None]) -> None:
+    def __init__(self, entries: Unit, on_done: OnOutcome, on_synced: OnOutcome | None) -> None:
         self.entries = entries
         self.on_done = on_done
+        self.on_synced = on_synced
         self.rows = self.bytes = 0
         for _, batch in entries:
             self.rows += batch.row_count
@@ -144,7 +155,7 @@ class CommitGroup:
     def __init__(
         self,
         ends: Sequence[tuple[LogTablet, int]],
-        outcomes: Sequence[tuple[Callable[[CommitOutcome], None], CommitOutcome]],
+        outcomes: Sequence[tuple[OnOutcome, CommitOutcome]],
         times: CommitTimes,
     ) -> None:
         self.ends = ends
@@ -216,13 +227,16 @@ class GroupCommitter:
         """The payload bytes of unpublished units, including the units being committed."""
         return self._bytes
 
-    def submit(self, unit: Unit, on_done: Callable[[CommitOutcome], None]) -> None:
+    def submit(self, unit: Unit, on_done: OnOutcome, *, on_synced: OnOutcome | None = None) -> None:
         """Queue a unit; `on_done` gets its outcome, from `CommitGroup.complete`.
 
-        Raises OverloadedError at once above a limit, UnavailableError after `stop`; then `on_done`
-        is not called. Payloads must not change before the outcome.
+        With an awaited replica `on_synced` gets the same outcome earlier, on the commit thread: the
+        logs of the unit have their new ends, and the replica lacks them.
+
+        Raises OverloadedError at once above a limit, UnavailableError after `stop`; then neither is
+        called. Payloads must not change before the outcome.
         """
-        pending = _Unit(unit, on_done)
+        pending = _Unit(unit, on_done, on_synced)
         limits = self._limits
         with self._counting:
             if self._stopping:
@@ -281,6 +295,7 @@ class GroupCommitter:
         if self._stored is None:
             self._publish_group(units, group)
         else:
+            _report_synced(units, group.times)
             # An outcome may depend on earlier groups, for instance for a repetition.
             self._stored.when_stored(functools.partial(self._publish_stored, units, group))
 
@@ -320,6 +335,16 @@ class GroupCommitter:
             for unit in units:
                 unit.error = failed
         return CommitGroup(ends, [(unit.on_done, unit.outcome(times)) for unit in units], times)
+
+
+def _report_synced(units: Iterable[_Unit], times: CommitTimes) -> None:
+    for unit in units:
+        if unit.on_synced is None:
+            continue
+        try:
+            unit.on_synced(unit.outcome(times))
+        except Exception as error:  # noqa: BLE001 - outermost loop: later groups must go on
+            _report_bug("reporting", error)
 
 
 def _report_bug(work: str, error: Exception) -> None:

@@ -45,6 +45,7 @@ def test_a_journal_is_measured_and_its_standby_reaches_the_end() -> None:
     ]
     assert names == [
         *["append"] * 4,
+        *["upsert"] * 2,
         *["p50 of one append of 100 rows"] * 2,
         "takeover by a warm standby",
     ]

@@ -181,6 +181,7 @@ BOUNDS: Final = {
     "lookup-piece-bytes": Place("connector.lookup._joined_batches", "_PIECE_BYTES", _SLOW),
     "import-step": Place("reading.imports._import_progress", "STEP_ROWS", _SLOW),
     "rows-overlapping": Place(f"{_ENGINE}.keys._key_writer", "_OVERLAPPING_ROWS", _SLOW),
+    "groups-submitted": Place(f"{_ENGINE}.keys._key_writer", "_SUBMITTED_GROUPS_MAX", _SLOW),
     "rows-short": Place(f"{_ENGINE}.keys._key_planner", "_SHORT_ROWS", _SLOW),
     "synced-alone-s": Place(
         "storage_service.log.group_commit",

@@ -58,6 +58,10 @@ class LateJournal:
         self._is_prompt = True
         self.store()
 
+    def store_late(self) -> None:
+        """Store only what a test stores from now on."""
+        self._is_prompt = False
+
     def store(self, count: int | None = None) -> None:
         """Store that many more operations, or all, and call who waited for them."""
         with self._changed:

@@ -18,11 +18,14 @@ work that waits for a disk. The holder of the turn alone touches the rows. No an
 upkeep after a group (evicting, loading), but the next plan does. Only a run handed over to RocksDB
 needs no turn: groups continue during the run until the next run is due, which waits for the first.
 
-Two groups overlap: the next group is planned while the first is being synced, and is submitted only
-once the first is durable. If anything of the first group failed, the next group is taken back and
-planned again, because the rows under its plan are missing. Successive batches of a writer are in
-different groups, because the log knows a batch only once the batch is stored. A piece of a
-transaction has a group of its own, and no group overlaps with the piece.
+Groups overlap: the next group is planned while the last is being synced, and is submitted once the
+last is in the logs. With an awaited journal several groups are then in flight to the journal. They
+are applied, published and answered in order, each once the journal has it, and so is a group that
+stores nothing: its answer is about rows that the journal may lack. If anything of a group failed,
+the next group is taken back and planned again, because the rows under its plan are missing; nothing
+is planned until the failed group is finished. Successive batches of a writer are in different
+groups, because a log knows a batch only once the batch is synced. A piece of a transaction has a
+group of its own, and no group overlaps with the piece.
 
 The writer publishes these logs, not their commit group (`CommitGroup.complete(deferred=...)`),
 which would show changes before lookups do. Nothing else appends to these logs.
@@ -66,6 +69,10 @@ _T = TypeVar("_T")
 _GROUP_ROWS_MAX: Final = 100_000
 _GROUP_WRITES_MAX: Final = 64
 _LOAD_ROWS: Final = 20_000
+# More groups in flight would be more plans of fewer rows. Large groups fill the journal's objects
+# alone, and must leave room in the queue of the commit thread.
+_SUBMITTED_GROUPS_MAX: Final = 8
+_SUBMITTED_BYTES_MAX: Final = 8 << 20
 # Less waits for a sync to end, and shares a plan with what comes meanwhile.
 _OVERLAPPING_ROWS: Final = 512
 # A client needs about so long for its next request after an answer.
@@ -94,10 +101,10 @@ class KeyWriter:
         self._executor = executor
         self._on_published = on_published
         self._waiting: deque[KeyRequest] = deque()
-        self._stored: WriteGroup | None = None
-        """The group whose changes the commit thread has."""
+        self._submitted: deque[WriteGroup] = deque()
+        """The groups whose changes the commit thread has, in order; the last may be unsynced."""
         self._planned: WriteGroup | None = None
-        """The group after it, planned on top of it."""
+        """The next group, planned on top of the submitted groups."""
         self._is_shared = False
         """Whether the last group had several requests."""
         self._seen = self._quiet_turns = 0
@@ -202,18 +209,22 @@ class KeyWriter:
 
     async def _work(self) -> None:
         """Do the next step, again and again, until the writer is stopped and nothing waits."""
-        while not self._is_stopping or self._waiting or self._planned or self._stored:
-            stored = self._stored
-            if stored is not None and stored.outcome is not None:
-                await self._finish(stored, stored.outcome)
-            elif stored is None and self._planned is not None:
+        while not self._is_stopping or self._waiting or self._planned or self._submitted:
+            oldest = self._submitted[0] if self._submitted else None
+            if self._planned is not None and self._has_failed:
+                await self._plan_again(self._planned.requests)
+            elif self._planned is not None and self._may_submit:
+                # The disk goes on meanwhile.
                 self._store()
+                continue
+            elif oldest is not None and oldest.outcome is not None:
+                await self._finish(oldest, oldest.outcome)
             elif self._untidy:
                 await self._keep_up()
             elif self._waiting and (requests := self._next_requests()):
                 if not self._may_grow(requests):
                     await self._plan(requests)
-            elif self._is_loading and not self._is_stopping and stored is None:
+            elif self._is_loading and not self._is_stopping and oldest is None:
                 self._is_loading = await self.on_thread(self._load)
             else:
                 self._changed.clear()
@@ -223,14 +234,32 @@ class KeyWriter:
                 # The event loop's other work comes in between.
                 await asyncio.sleep(0)
 
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the logs refused the newest group, so that nothing may be planned on top."""
+        return bool(self._submitted) and self._submitted[-1].error is not None
+
+    @property
+    def _may_submit(self) -> bool:
+        """Whether the commit thread may have another group now."""
+        groups = self._submitted
+        return not groups or (
+            groups[-1].is_synced
+            and not self._has_failed
+            and len(groups) < _SUBMITTED_GROUPS_MAX
+            and sum(group.size_bytes for group in groups) < _SUBMITTED_BYTES_MAX
+        )
+
     def _next_requests(self) -> list[KeyRequest]:
         """Return the waiting requests to be planned as a group now; empty if it is too early."""
         chosen: list[KeyRequest] = []
-        if self._planned is not None:
+        if self._planned is not None or self._has_failed:
             return chosen
-        stored_requests = None if self._stored is None else self._stored.requests
+        newest = self._submitted[-1] if self._submitted else None
+        before = None if newest is None else newest.requests
+        unsynced = before if newest is not None and not newest.is_synced else None
         numbered: set[tuple[int, int]] = set().union(
-            *(r.numbered_buckets for r in stored_requests or ())
+            *(request.numbered_buckets for request in unsynced or ())
         )
         rows = writes = 0
         for request in self._waiting:
@@ -238,16 +267,16 @@ class KeyWriter:
             writes += max(len(request.writes), 1)
             if chosen and (rows > _GROUP_ROWS_MAX or writes > _GROUP_WRITES_MAX):
                 break
-            neighbours = chosen or stored_requests
+            neighbours = chosen or before
             if neighbours and not (request.is_published and neighbours[0].is_published):
                 break
-            # The log knows the writer's last batch only once that is stored: one a group.
+            # The log knows the writer's last batch only once that is synced: one a group.
             if not numbered.isdisjoint(request.numbered_buckets):
                 break
             numbered |= request.numbered_buckets
             chosen.append(request)
         is_worth_it = rows >= _OVERLAPPING_ROWS or writes >= _GROUP_WRITES_MAX
-        return chosen if stored_requests is None or is_worth_it else []
+        return chosen if self._may_submit or is_worth_it else []
 
     def _may_grow(self, requests: Sequence[KeyRequest]) -> bool:
         """Whether a group of these requests waits for the requests of the loop's next turn.
@@ -263,7 +292,7 @@ class KeyWriter:
 
     async def _plan(self, requests: Sequence[KeyRequest]) -> None:
         """Plan the first waiting requests, on top of the group being stored, if any."""
-        planned = WriteGroup(requests, self._buckets, on_stored=self._changed.set)
+        planned = WriteGroup(requests, self._buckets, on_changed=self._changed.set)
         self._planned = planned
         if planned.is_followed:
             planned.end_stage("turn")
@@ -281,38 +310,36 @@ class KeyWriter:
         """Make the planned changes durable, all as one unit."""
         assert self._planned is not None
         unit = self._planned.unit(self._clock)
-        stored, self._planned = self._planned, None
-        self._stored = stored
+        group, self._planned = self._planned, None
+        self._submitted.append(group)
         if not unit:
-            stored.end_commit(CommitOutcome((), None))
+            group.end_commit(CommitOutcome((), None))
             return
-        try:
-            self._submit(unit, stored.end_commit)
-        except StreamhouseError as error:
-            stored.end_commit(CommitOutcome((), error))
 
-    async def _finish(self, stored: WriteGroup, outcome: CommitOutcome) -> None:
+        def on_synced(outcome: CommitOutcome) -> None:
+            self._loop.call_soon_threadsafe(group.end_sync, outcome)
+
+        try:
+            self._submit(unit, group.end_commit, on_synced=on_synced)
+        except StreamhouseError as error:
+            group.end_commit(CommitOutcome((), error))
+
+    async def _finish(self, group: WriteGroup, outcome: CommitOutcome) -> None:
         """Apply and publish the durable changes of a group, then answer the requests."""
         try:
-            if self._planned is not None and outcome.error is not None:
-                await self._plan_again(self._planned.requests)
-            elif self._planned is not None:
-                # The disk goes on meanwhile.
-                self._store()
-            if self._stored is stored:
-                self._stored = None
+            self._submitted.popleft()
             async with self._turn:
-                if stored.is_short:
-                    stored.apply()
+                if group.is_short:
+                    group.apply()
                 else:
-                    await self._loop.run_in_executor(self._executor, stored.apply)
+                    await self._loop.run_in_executor(self._executor, group.apply)
             # In one step, with nothing else running in between.
-            self._untidy |= stored.untidy
-            self._on_published(stored.publish())
-            for request in stored.requests:
+            self._untidy |= group.untidy
+            self._on_published(group.publish())
+            for request in group.requests:
                 request.answer(self._buckets, outcome.error)
         finally:
-            for request in stored.requests:
+            for request in group.requests:
                 request.give_up()
 
     async def _plan_again(self, requests: Sequence[KeyRequest]) -> None:
@@ -368,10 +395,11 @@ class KeyWriter:
         _logger.error("event=bug table=%s", self._table, exc_info=bug)
 
     def _fail_rounds(self) -> None:
-        for unfinished in filter(None, (self._stored, self._planned)):
+        for unfinished in filter(None, (*self._submitted, self._planned)):
             for request in unfinished.requests:
                 request.give_up()
-        self._stored = self._planned = None
+        self._submitted.clear()
+        self._planned = None
 
 
 def _keep_up(buckets: Iterable[KeyBucket]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from streamhouse.core.errors import InternalError
+from streamhouse.core.errors import InternalError, StreamhouseError
 from streamhouse.storage_service.engine._commit_clock import CommitClock
 from streamhouse.storage_service.engine.keys._key_planner import KeyRequest
 from streamhouse.storage_service.engine.keys.key_bucket import AppliedRows, KeyBucket
@@ -29,17 +29,23 @@ class WriteGroup:
         requests: Sequence[KeyRequest],
         buckets: Sequence[KeyBucket],
         *,
-        on_stored: Callable[[], None],
+        on_changed: Callable[[], None],
     ) -> None:
         self.requests = requests
         self.is_short = False
         """Whether applying takes little time and waits for no disk."""
+        self.is_synced = False
+        """Whether the logs have their new ends, or keep the old ends after an error."""
+        self.error: StreamhouseError | None = None
+        """The error of the commit, from `is_synced` on."""
         self.outcome: CommitOutcome | None = None
-        """The outcome of the commit, once the commit thread has reported the outcome."""
+        """The outcome of the commit, once the changes may be applied and shown."""
+        self.size_bytes = 0
+        """The bytes of the changes, from `unit` on."""
         self.untidy: set[int] = set()
         """The buckets with due upkeep after `apply`."""
         self._buckets = buckets
-        self._on_stored = on_stored
+        self._on_changed = on_changed
         self._stages = [r.stages for r in requests if r.stages is not None]
         self.is_followed = bool(self._stages)
         """Whether a request is traced."""
@@ -72,6 +78,7 @@ class WriteGroup:
                         f" {part.end}, but its log ends at {end}"
                     )
                 ends[part.bucket] = part.end
+                self.size_bytes += len(changes.payload)
                 unit.append((bucket.log, changes._replace(timestamp_us=time_us)))
         for number, end in ends.items():
             if self._buckets[number].rows.planned_offset != end:
@@ -80,10 +87,16 @@ class WriteGroup:
                 )
         return unit
 
+    def end_sync(self, outcome: CommitOutcome) -> None:
+        """Take the outcome while the journal may lack the changes."""
+        self.is_synced = True
+        self.error = outcome.error
+        self._on_changed()
+
     def end_commit(self, outcome: CommitOutcome) -> None:
-        """Take the outcome of the commit; called once."""
+        """Take the outcome of the commit; called once, after `end_sync` if that is called."""
         self.outcome = outcome
-        self._on_stored()
+        self.end_sync(outcome)
 
     def apply(self) -> None:
         """Apply the durable changes, and take back the other changes."""

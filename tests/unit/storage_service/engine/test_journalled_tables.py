@@ -3,112 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import shutil
-from collections.abc import AsyncIterator, Coroutine
+import os
+import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streamhouse.core.errors import StorageFailedError
 from streamhouse.core.model.transaction import CommitResult, TransactionStatus
-from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import Appended, LogTable, OpenTable
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.replica import Replication
-from streamhouse.storage_service.ownership.journal._journaled_filesystem import JournaledFilesystem
-from streamhouse.storage_service.ownership.journal.operations import Operation, is_journalled
+from tests.support.held_step import lower
 from tests.support.in_process_service import (
     begin,
     event_rows,
     ids_of,
     make_table,
-    open_manager,
     routed,
     stage_parts,
     table_descriptor,
     until,
     visible_ends,
 )
-from tests.support.late_journal import LateJournal, files_after
+from tests.support.late_journal import files_after
+from tests.support.late_world import LateWorld
 
 # Rolls with the third batch.
 _SMALL_SEGMENTS = {"table.log.segment-bytes": "64kb"}
-
-
-class _OffTheLoop(LateJournal):
-    """Recording may wait for room, and storing does: neither is done on the event loop."""
-
-    def record(self, operation: Operation) -> int:
-        with pytest.raises(RuntimeError, match="no running event loop"):
-            asyncio.get_running_loop()
-        return super().record(operation)
-
-    def wait_stored(self, position: int) -> None:
-        with pytest.raises(RuntimeError, match="no running event loop"):
-            asyncio.get_running_loop()
-        super().wait_stored(position)
-
-
-class World:
-    """A data directory with a journal, which stores what is waited for, and else nothing."""
-
-    def __init__(self, path: Path, *, is_waited_for: bool = True) -> None:
-        self.path = path
-        self.is_waited_for = is_waited_for
-        self.journal = _OffTheLoop(self._on_wait)
-
-    def _on_wait(self, position: int) -> None:
-        self.journal.store(position - self.journal.stored_position)
-
-    @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[TabletManager]:
-        directory = DataDirectory.open(self.path)
-        stored = files_after(self.journal.operations)
-        directory.filesystem = JournaledFilesystem(
-            LocalFilesystem(),
-            directory.path,
-            self.journal,
-            log_bytes={n: len(data) for n, data in stored.items() if n.endswith(".log")},
-            on_failure=pytest.fail,
-        )
-        replication = Replication(
-            replica=self.journal, is_waited_for=self.is_waited_for, lag_ms_max=3_600_000
-        )
-        async with open_manager(self.path, directory=directory, replication=replication) as manager:
-            yield manager
-            self.journal.store_at_once()
-
-    def restored_at(self, path: Path) -> World:
-        """Return another directory, with what the journal has stored."""
-        other = World(path)
-        other.journal.operations = self.journal.operations[: self.journal.stored_position]
-        other.journal.store()
-        for name, data in files_after(other.journal.operations).items():
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            (path / name).write_bytes(data)
-        return other
-
-    def killed_at(self, path: Path) -> World:
-        """Return another directory, with the local files, and what the journal has stored."""
-        other = World(path)
-        shutil.copytree(self.path, path)
-        other.journal.operations = self.journal.operations[: self.journal.stored_position]
-        other.journal.store()
-        return other
-
-    def local(self) -> dict[str, bytes]:
-        files = {p.relative_to(self.path).as_posix(): p for p in self.path.rglob("*")}
-        return {name: p.read_bytes() for name, p in files.items() if is_journalled(name)}
-
-    async def recorded(self, task: asyncio.Task[Any], count: int = 1) -> None:
-        """Return once what `task` does is recorded; it is not answered."""
-        wanted = self.journal.stored_position + count
-        await until(lambda: self.journal.recorded_position >= wanted)
-        assert not task.done()
 
 
 def _begun(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -144,7 +69,7 @@ async def _commit(manager: TabletManager, table: OpenTable) -> CommitResult | No
 
 
 async def test_the_journal_has_all_that_a_service_does(tmp_path: Path) -> None:
-    world = World(tmp_path / "data")
+    world = LateWorld(tmp_path / "data")
     async with world.opened() as manager:
         world.journal.store_at_once()
         await manager.create_database("sales")
@@ -189,7 +114,7 @@ async def test_the_journal_has_all_that_a_service_does(tmp_path: Path) -> None:
 
 
 async def test_changes_by_key_are_applied_and_shown_once_they_are_stored(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = LateWorld(tmp_path)
     async with world.opened() as manager:
         table = await make_table(manager, is_keyed=True)
         world.journal.store()
@@ -213,11 +138,164 @@ async def test_changes_by_key_are_applied_and_shown_once_they_are_stored(tmp_pat
         assert ids_of(table) == [0, 1, 2, 10, 11, 12]
 
 
+async def _in_flight(
+    world: LateWorld, manager: TabletManager, table: OpenTable, count: int
+) -> list[asyncio.Task[Appended]]:
+    """Begin upserts of one writer, each recorded before the next; the journal stores none."""
+    world.journal.store()
+    tasks = []
+    for number in range(count):
+        tasks.append(_begun(_upsert(manager, table, 10 * number, sequence=number + 1)))
+        await world.recorded(tasks[0], number + 1)
+    return tasks
+
+
+async def _turns(count: int = 100) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_groups_of_changes_by_key_are_in_flight_together_and_shown_in_order(
+    tmp_path: Path,
+) -> None:
+    world = LateWorld(tmp_path)
+    async with world.opened() as manager:
+        table = await make_table(manager, is_keyed=True)
+        tasks = await _in_flight(world, manager, table, 3)
+        await _turns()
+        assert isinstance(table, KeyTable)
+        rows = table.key_buckets[0].rows
+        assert (rows.applied_offset, rows.planned_offset, visible_ends(table)) == (0, 9, [0, 0])
+        assert ids_of(table) == []
+
+        for number, task in enumerate(tasks):
+            world.journal.store(1)
+            assert (await task).ranges == {0: (3 * number, 3 * number + 3)}
+            await _turns()
+            assert not any(later.done() for later in tasks[number + 1 :])
+            assert rows.applied_offset == visible_ends(table)[0] == 3 * number + 3
+            assert ids_of(table) == [10 * n + i for n in range(number + 1) for i in range(3)]
+
+
+async def test_an_answer_that_stores_nothing_waits_for_the_groups_before_it(
+    tmp_path: Path,
+) -> None:
+    """A repeated batch, and rows that are there already: a takeover must find the same rows."""
+    world = LateWorld(tmp_path)
+    async with world.opened() as manager:
+        table = await make_table(manager, is_keyed=True)
+        tasks = await _in_flight(world, manager, table, 2)
+        repeated = _begun(_upsert(manager, table, 10, sequence=2))
+        same = _begun(_upsert(manager, table, 0))
+        world.journal.store(1)
+        await tasks[0]
+        await _turns()
+        assert not repeated.done()
+        assert not same.done()
+
+        world.journal.store(1)
+
+        assert (await repeated).ranges == (await tasks[1]).ranges == {0: (3, 6)}
+        assert (await same).ranges == {0: (6, 6)}
+        world.journal.store_at_once()
+
+
+async def test_a_disk_that_is_full_for_one_group_keeps_the_groups_in_flight_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_full = threading.Event()
+
+    def full(*_: Any) -> int:
+        is_full.set()
+        raise OSError(28, "No space left on device")
+
+    world = LateWorld(tmp_path)
+    async with world.opened() as manager:
+        table = await make_table(manager, is_keyed=True)
+        tasks = await _in_flight(world, manager, table, 2)
+        assert isinstance(table, KeyTable)
+        rows = table.key_buckets[0].rows
+        monkeypatch.setattr(os, "pwritev", full)
+        refused = _begun(_upsert(manager, table, 20, sequence=3))
+        await until(is_full.is_set)
+        await until(lambda: table.key_writer._submitted[-1].is_synced)
+        later = _begun(_upsert(manager, table, 30))
+        await _turns(1_000)
+        # Nothing is planned on rows that may never be there.
+        assert (refused.done(), later.done(), rows.planned_offset) == (False, False, 9)
+        monkeypatch.undo()
+
+        world.journal.store_at_once()
+
+        assert [(await task).ranges for task in tasks] == [{0: (0, 3)}, {0: (3, 6)}]
+        with pytest.raises(StorageFailedError):
+            await refused
+        assert (await later).ranges == {0: (6, 9)}
+        assert ids_of(table) == [0, 1, 2, 10, 11, 12, 30, 31, 32]
+
+
+async def test_few_groups_are_in_flight_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower(monkeypatch, "groups-submitted", 2)
+    world = LateWorld(tmp_path)
+    async with world.opened() as manager:
+        table = await make_table(manager, is_keyed=True)
+        tasks = await _in_flight(world, manager, table, 2)
+        third = _begun(_upsert(manager, table, 20, sequence=3))
+        recorded = world.journal.recorded_position
+        await _turns(1_000)
+        assert world.journal.recorded_position == recorded
+
+        world.journal.store(1)
+        await tasks[0]
+
+        await world.recorded(third, 2)
+        world.journal.store_at_once()
+        assert (await third).ranges == {0: (6, 9)}
+
+
+@pytest.mark.parametrize("is_commit", [False, True])
+async def test_a_change_that_needs_the_table_alone_waits_for_all_groups_in_flight(
+    tmp_path: Path, *, is_commit: bool
+) -> None:
+    world = LateWorld(tmp_path)
+    async with world.opened() as manager:
+        table = await make_table(manager, is_keyed=True)
+        transactions = manager.transactions.of(table)
+
+        async def add_column() -> None:
+            await manager.alter_schema(table.path, [{"add": "unit", "type": "string"}])
+
+        change = add_column
+        if is_commit:
+            begun = await begin(transactions, is_keyed=True)
+            parts = await stage_parts(transactions, begun)
+
+            async def commit() -> None:
+                await transactions.commit(begun, parts, wait_s=20)
+
+            change = commit
+        tasks = await _in_flight(world, manager, table, 3)
+        recorded = world.journal.recorded_position
+        changing = _begun(change())
+
+        for task in tasks:
+            await _turns(1_000)
+            assert world.journal.recorded_position == recorded
+            world.journal.store(1)
+            await task
+        world.journal.store_at_once()
+        await changing
+
+        assert world.journal.recorded_position > recorded
+
+
 @pytest.mark.parametrize("is_keyed", [False, True])
 async def test_a_transaction_is_shown_once_all_of_it_is_stored(
     tmp_path: Path, *, is_keyed: bool
 ) -> None:
-    world = World(tmp_path)
+    world = LateWorld(tmp_path)
     async with world.opened() as manager:
         table = await make_table(manager, is_keyed)
         transactions = manager.transactions.of(table)
@@ -238,7 +316,7 @@ async def test_a_transaction_is_shown_once_all_of_it_is_stored(
 
 async def test_what_is_here_and_not_stored_is_stored_before_it_is_shown(tmp_path: Path) -> None:
     """A process that was killed comes back: the ends of its logs go to the journal first."""
-    world = World(tmp_path / "data", is_waited_for=False)
+    world = LateWorld(tmp_path / "data", is_waited_for=False)
     async with world.opened() as manager:
         keyed = await make_table(manager, is_keyed=True)
         log = await make_table(manager, is_keyed=False, path="log")
@@ -259,7 +337,7 @@ async def test_what_is_here_and_not_stored_is_stored_before_it_is_shown(tmp_path
 
 
 async def test_rocksdb_gets_nothing_that_is_not_stored(tmp_path: Path) -> None:
-    world = World(tmp_path, is_waited_for=False)
+    world = LateWorld(tmp_path, is_waited_for=False)
     async with world.opened() as manager:
         table = await make_table(manager, is_keyed=True)
         world.journal.store()
@@ -281,7 +359,7 @@ async def test_rocksdb_gets_nothing_that_is_not_stored(tmp_path: Path) -> None:
 
 
 async def test_a_round_is_handed_out_once_its_rows_are_stored(tmp_path: Path) -> None:
-    world = World(tmp_path, is_waited_for=False)
+    world = LateWorld(tmp_path, is_waited_for=False)
     async with world.opened() as manager:
         table = await make_table(manager, is_keyed=False)
         await _append(manager, table, 0)

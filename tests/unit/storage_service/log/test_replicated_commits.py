@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -44,6 +45,7 @@ class Harness:
         self.groups = 0
         self._arrived = threading.Semaphore(0)
         self.waited: list[int] = []
+        self.synced: SimpleQueue[CommitOutcome] = SimpleQueue()
         self.committer = GroupCommitter(
             self._publish,
             limits=CommitLimits(units_max=3, rows_max=1000, bytes_max=10_000),
@@ -74,7 +76,7 @@ class Harness:
             offsets.extend(result.base_offset for result in outcome.results)
 
         batch = RoutedBatch(0, 1, payload, 1, 9 if sequence else 0, sequence)
-        self.committer.submit([(self.logs[bucket], batch)], on_done)
+        self.committer.submit([(self.logs[bucket], batch)], on_done, on_synced=self.synced.put)
         return offsets
 
     @property
@@ -105,6 +107,21 @@ def test_nothing_is_shown_or_answered_before_it_is_stored(service: Harness) -> N
     service.journal.store(1)
     service.until_published()
     assert (service.shown, second) == ([1, 1], [0])
+
+
+def test_a_unit_is_reported_as_soon_as_its_logs_have_it(service: Harness) -> None:
+    for number in range(2):
+        offsets = service.submit(0)
+        outcome = service.synced.get(timeout=WAIT_SECONDS)
+        assert [result.base_offset for result in outcome.results] == [number]
+        assert (service.logs[0].log_end_offset, service.shown, offsets) == (number + 1, [0, 0], [])
+
+    service.journal.store()
+
+    for _ in range(2):
+        service.until_published()
+    assert service.shown == [2, 0]
+    assert service.synced.empty()
 
 
 def test_a_repetition_is_answered_once_the_first_is_stored(service: Harness) -> None:
@@ -189,6 +206,17 @@ def test_who_lost_its_journal_knows_no_outcome() -> None:
     service.committer.stop()
 
 
+def test_an_error_is_reported_before_the_groups_before_it_are_stored(service: Harness) -> None:
+    service.submit(0)
+    assert service.synced.get(timeout=WAIT_SECONDS).error is None
+    service.journal.is_lost = True
+
+    service.submit(0)
+
+    assert isinstance(service.synced.get(timeout=WAIT_SECONDS).error, UnknownOutcomeError)
+    assert service.shown == [0, 0]
+
+
 def test_without_waiting_rows_are_shown_at_once() -> None:
     service = Harness(is_waited_for=False)
 
@@ -198,6 +226,7 @@ def test_without_waiting_rows_are_shown_at_once() -> None:
     assert (service.shown, offsets) == ([1, 0], [0])
     assert isinstance(service.journal.operations[-1], Append)
     assert service.journal.stored_position < service.journal.recorded_position
+    assert service.synced.empty()
     service.committer.stop()
 
 
