@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -101,6 +102,23 @@ def test_a_reader_answers_lookups(client: StorageClient, moved: RowConnection) -
         {"id": None, "name": None, "__found": False},
         {"id": 8, "name": "first", "__found": True},
     ]
+
+
+def test_the_least_of_an_answer_is_there_or_the_owner_says_so(
+    client: StorageClient, moved: RowConnection
+) -> None:
+    reader, table_id = moved.who, client.describe_table("t").table_id
+    ranges = client.upsert("t", _rows(7, name="seven"))
+    least = json.dumps({bucket: int(end) for bucket, (_, end) in ranges.items()})
+
+    def row(at_least: str) -> tuple[int, bytes]:
+        return moved.request("GET", f"/rows/7?table_id={table_id}&at_least={quote(at_least)}")
+
+    assert row(least) == (200, b'{"id": 7, "name": "seven"}')
+    assert moved.who == reader
+    status, content = row('{"0": 1000000}')
+    assert (status, json.loads(content)["error"]["code"]) == (409, "log_cut")
+    assert moved.who != reader
 
 
 @pytest.mark.parametrize("count", [5_000, 200_000])

@@ -368,3 +368,13 @@ def test_an_option_without_a_value_is_refused(option: Option, blank: str) -> Non
     for use in option.uses:
         with pytest.raises(InvalidRequestError, match=f"option '{option.key}' is empty"):
             write_options(given) if use == WRITE else read_options(given, use=use)
+
+
+def test_who_answers_lookups_travels_with_the_endpoint() -> None:
+    both = TABLE | {"endpoint": "http://a:1,http://b:1#failover_s=7"}
+
+    given = connection_options(both | {"read.from": "any"})
+
+    assert given.endpoint == "http://a:1,http://b:1#failover_s=7&read_from=any"
+    with pytest.raises(InvalidRequestError, match="read_from is one of owner, any"):
+        connection_options(both | {"read.from": "all"})
