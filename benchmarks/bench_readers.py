@@ -1,6 +1,7 @@
-"""Lookups over 32 kept connections without readers and with `serve --readers 2`, in pairs.
+"""Reads over 32 kept connections without readers and with `serve --readers 2`, in pairs.
 
-GETs of one key, and lookups of 100 and of 1,000 keys a call. Both services have the same 200,000
+GETs of one key, lookups of 100 and of 1,000 keys a call, and over 8 connections fetches of 1,000
+rows of a log. Both services have the same 200,000
 rows; the client and all processes share the cores. Before the measurement the client asks until the
 readers have its connections. Then upserts of 10 rows, one after the other, at the same two
 services, whose readers hold the table and have nothing to do; what a publication takes of such an
@@ -53,6 +54,9 @@ UPSERT_ROWS = 10
 LOOKUP_KEYS = (100, 1_000)
 LOOKUP_REQUESTS = 20
 PATH = "bench_readers"
+LOG = "bench_readers_log"
+FETCHED_ROWS = 1_000
+FETCHERS = 8
 
 
 def main() -> None:
@@ -64,6 +68,8 @@ def main() -> None:
         for count in LOOKUP_KEYS:
             ask = functools.partial(_lookup_answers, _lookups(count))
             _report_reads(f"lookup of {count:,} keys of {KEYS:,}", alone, helped, ask)
+        what = f"fetch of {FETCHED_ROWS:,} rows"
+        _report_reads(what, alone, helped, _fetch_answers, connections=FETCHERS)
         _report_writes(base, alone, helped)
 
 
@@ -79,6 +85,9 @@ def _service(base: pa.RecordBatch, *arguments: str) -> Iterator[ServiceProcess]:
                 PATH, SCHEMA, primary_key=["id"], bucket_count=BUCKETS, properties=properties
             )
             client.upsert(PATH, pa.Table.from_batches([base]))
+            client.create_table(LOG, SCHEMA, bucket_count=1, properties=properties)
+            for at in range(0, KEYS, FETCHED_ROWS):
+                client.append(LOG, pa.Table.from_batches([base.slice(at, FETCHED_ROWS)]))
         yield service
 
 
@@ -116,11 +125,21 @@ def _lookup_answers(bodies: list[bytes], service: ServiceProcess) -> Answers:
     return Answers(count=len(times), p99_ms=percentile(times, 0.99) * 1e3, seconds=SECONDS)
 
 
+def _fetch_answers(service: ServiceProcess) -> Answers:
+    with StorageClient(service.endpoint) as client:
+        table_id = client.describe_table(LOG).table_id
+    # One batch, which has the offset.
+    prefix = f"/v1/tables/{LOG}/buckets/0/fetch?table_id={table_id}&max_bytes=1&offset="
+    return get_rows(service.endpoint, prefix, keys=KEYS, connections=FETCHERS, seconds=SECONDS)
+
+
 def _report_reads(
     what: str,
     alone: ServiceProcess,
     helped: ServiceProcess,
     ask: Callable[[ServiceProcess], Answers],
+    *,
+    connections: int = CONNECTIONS,
 ) -> None:
     rates: dict[ServiceProcess, list[float]] = {alone: [], helped: []}
     processor_us: dict[ServiceProcess, list[float]] = {alone: [], helped: []}
@@ -135,7 +154,7 @@ def _report_reads(
             p99_ms[service].append(answers.p99_ms)
     ratio = median(rates[helped]) / median(rates[alone])
     report(
-        f"{what}, {CONNECTIONS} connections, with --readers {READERS}",
+        f"{what}, {connections} connections, with --readers {READERS}",
         measured=f"{median(rates[helped]) / 1e3:,.1f} k/s, p99 {median(p99_ms[helped]):.1f} ms,"
         f" {median(processor_us[helped]):.0f} us of processor each; load {os.getloadavg()[0]:.0f}",
         limit=f"without: {median(rates[alone]) / 1e3:,.1f} k/s, p99 {median(p99_ms[alone]):.1f} ms,"

@@ -52,7 +52,7 @@ class ServiceSettings:
     readers: int = setting(
         SERVICE,
         "--readers",
-        "Processes that answer lookups by key beside this one, each with a copy of the rows in"
+        "Processes that answer reads beside this one, each with a copy of the rows by key in"
         " memory; needs Linux, and no TLS.",
         default=0,
         kind=Kind.NUMBER,

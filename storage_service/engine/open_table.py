@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -42,15 +42,19 @@ from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
 from streamhouse.storage_service.log.log_tablet import LogTablet, StoredBatch
+from streamhouse.storage_service.log.readable_log import ReadableLog
 
-__all__ = ["Appended", "Away", "LogTable", "OpenTable"]
+__all__ = ["Appended", "Away", "LogTable", "OpenTable", "ReadableTable"]
 
 _S = TypeVar("_S", bound=Sidecar)
+_Log = TypeVar("_Log", bound=ReadableLog, covariant=True)
 
 # So few who wait for rows are woken before the writer is answered: its client would take the
 # processor for the next request while they are on their way (measured: an eighth of their time).
 _READERS_FIRST_MAX: Final = 4
-_FORM: Final = frozenset(("info", "is_dropped"))
+# The attributes whose changes are reported, besides published offsets: what a table is, and what
+# `ReadableTable.state` tells.
+_REPORTED: Final = frozenset(("info", "is_dropped", "lake", "truncated_at_us"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +80,96 @@ class Away:
     info: TableInfo | None
 
 
-class OpenTable(abc.ABC):
+class ReadableTable(Generic[_Log]):
+    """A table whose log can be read, in the process of its writer or beside that process."""
+
+    def __init__(
+        self, info: TableInfo, tablets: Sequence[_Log], *, lake: LakeState, wakeups: Wakeups
+    ) -> None:
+        assert len(tablets) == info.bucket_count, "every bucket has its log"
+        self._log_schemas: dict[int, pa.Schema] = {}
+        self.info = info
+        self.tablets = tuple(tablets)
+        self.lake = lake
+        self.wakeups = wakeups
+        self.truncated_offsets: dict[int, int] = {}
+        """Of a log table that was overwritten, where the rows of each bucket begin."""
+        self.truncated_at_us = 0
+        """When it was."""
+        self.read_rows = 0
+        """How many rows were sent to readers since the process started."""
+
+    @property
+    def path(self) -> TablePath:
+        """The table's path."""
+        return self.info.path
+
+    def tablet(self, bucket: int) -> _Log:
+        """Return the log of `bucket`; raises `BucketNotFoundError` with the valid buckets."""
+        if not 0 <= bucket < len(self.tablets):
+            raise BucketNotFoundError(
+                f"table '{self.path}' has no bucket {bucket}; its buckets are"
+                f" 0..{len(self.tablets) - 1}"
+            )
+        return self.tablets[bucket]
+
+    def log_schema_of(self, schema_id: int) -> pa.Schema:
+        """Return the Arrow schema of log rows in this version of the table's schema."""
+        schema = self._log_schemas.get(schema_id)
+        if schema is None:
+            # Made for every fetch it would cost more than a small fetch.
+            schema = self._log_schemas[schema_id] = self.info.log_schema_of(schema_id)
+        return schema
+
+    def rows_of(
+        self,
+        stored: StoredBatch,
+        info: TableInfo,
+        *,
+        schema_id: int,
+        columns: Sequence[str] | None = None,
+    ) -> pa.RecordBatch:
+        """Return a stored batch's rows in this version of the schema. On any thread.
+
+        `info` has the versions of the batch and of the read.
+        """
+        if stored.schema_id == schema_id:
+            rows = decode_payload(stored.payload, self.log_schema_of(schema_id))
+        else:
+            rows = read_stored(stored.payload, info, stored_as=stored.schema_id, read_as=schema_id)
+        return rows if columns is None else rows.select(list(columns))
+
+    def positions(self) -> dict[int, BucketPositions]:
+        """Return the positions of all buckets: one consistent cut."""
+        tiered = self.lake.tiered_offsets
+        return {
+            bucket: BucketPositions(
+                log_start_offset=tablet.log_start_offset,
+                high_watermark=tablet.high_watermark,
+                tiered_offset=tiered.get(bucket, 0),
+                truncated_offset=self.truncated_offsets.get(bucket, 0),
+                expired_offset=self.lake.expired_offsets.get(bucket, 0),
+            )
+            for bucket, tablet in enumerate(self.tablets)
+        }
+
+    def state(self) -> TableState:
+        """Return the table, its positions and its lake snapshot: one consistent cut."""
+        truncated_at_us = self.truncated_at_us if any(self.truncated_offsets.values()) else 0
+        return TableState(
+            table=self.info,
+            positions=self.positions(),
+            lake=self.lake,
+            truncated_at_us=truncated_at_us,
+        )
+
+
+class OpenTable(ReadableTable[LogTablet], abc.ABC):
     """The common parts of log tables and primary key tables."""
 
-    on_change: Callable[[], None] | None = None
-    """Called when the table is described anew, dropped or moved; no caller is answered yet."""
+    on_change: Callable[[str], None] | None = None
+    """Called with the attribute when the table is described anew, dropped or moved, or has another
+    lake state or was overwritten; no caller is answered yet."""
 
     def __init__(
         self,
@@ -94,21 +183,14 @@ class OpenTable(abc.ABC):
         wakeups: Wakeups,
         clock: CommitClock,
     ) -> None:
-        assert len(tablets) == info.bucket_count, "every bucket has its log"
-        self.info = info
-        self.tablets = tuple(tablets)
+        super().__init__(info, tablets, lake=lake, wakeups=wakeups)
         self.lake_pins = lake_pins
         self.consumers = consumers
         self._sidecars = {type(sidecar): sidecar for sidecar in sidecars}
-        self.wakeups = wakeups
         self.clock = clock
         self.gate = WriteGate()
         """Passed by every write."""
         self.keep_lake(lake)
-        self.truncated_offsets: dict[int, int] = {}
-        """Of a log table that was overwritten, where the rows of each bucket begin."""
-        self.truncated_at_us = 0
-        """When it was."""
         self.truncation_count = 0
         """How often since the service started."""
         self.is_dropped = False
@@ -117,24 +199,16 @@ class OpenTable(abc.ABC):
 
         `how` is `refused` or `rejected`.
         """
-        self.read_rows = 0
-        """How many rows were sent to readers since the service started."""
         self._properties = (info, info.properties())
-        self._log_schemas: dict[int, pa.Schema] = {}
         self._next_spread_bucket = 0
         # bucket -> (first offset that is not tiered, its timestamp)
         self._untiered_since: dict[int, tuple[int, int]] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, and report a change of `_FORM`; properties would slow all reads."""
+        """Set an attribute, and report it if `_REPORTED`; properties would slow all reads."""
         super().__setattr__(name, value)
-        if name in _FORM and self.on_change is not None:
-            self.on_change()
-
-    @property
-    def path(self) -> TablePath:
-        """The table's path."""
-        return self.info.path
+        if name in _REPORTED and self.on_change is not None:
+            self.on_change(name)
 
     @property
     def properties(self) -> TableProperties:
@@ -184,29 +258,6 @@ class OpenTable(abc.ABC):
             if count := rows.get(text.name, 0):
                 self.broken_rows[text.name, "rejected"] += count
 
-    def tablet(self, bucket: int) -> LogTablet:
-        """Return the log of `bucket`; raises `BucketNotFoundError` with the valid buckets."""
-        if not 0 <= bucket < len(self.tablets):
-            raise BucketNotFoundError(
-                f"table '{self.path}' has no bucket {bucket}; its buckets are"
-                f" 0..{len(self.tablets) - 1}"
-            )
-        return self.tablets[bucket]
-
-    def positions(self) -> dict[int, BucketPositions]:
-        """Return the positions of all buckets: one consistent cut."""
-        tiered = self.lake.tiered_offsets
-        return {
-            bucket: BucketPositions(
-                log_start_offset=tablet.log_start_offset,
-                high_watermark=tablet.high_watermark,
-                tiered_offset=tiered.get(bucket, 0),
-                truncated_offset=self.truncated_offsets.get(bucket, 0),
-                expired_offset=self.lake.expired_offsets.get(bucket, 0),
-            )
-            for bucket, tablet in enumerate(self.tablets)
-        }
-
     def truncate(self, offsets: Mapping[int, int], *, timestamp_us: int) -> None:
         """End the life of all rows below `offsets`, in the step that publishes the new rows."""
         for bucket, offset in offsets.items():
@@ -231,16 +282,6 @@ class OpenTable(abc.ABC):
         if self.info.is_primary_key_table:
             return self.properties.datalake_changelog
         return self.properties.datalake_enabled
-
-    def state(self) -> TableState:
-        """Return the table, its positions and its lake snapshot: one consistent cut."""
-        truncated_at_us = self.truncated_at_us if any(self.truncated_offsets.values()) else 0
-        return TableState(
-            table=self.info,
-            positions=self.positions(),
-            lake=self.lake,
-            truncated_at_us=truncated_at_us,
-        )
 
     def next_spread_bucket(self, count: int) -> int:
         """Return the first bucket for spreading `count` parts, round robin."""
@@ -314,32 +355,6 @@ class OpenTable(abc.ABC):
             t.high_watermark > max(ends.get(b, 0), starts.get(b, 0))
             for b, t in enumerate(self.tablets)
         )
-
-    def log_schema_of(self, schema_id: int) -> pa.Schema:
-        """Return the Arrow schema of log rows in this version of the table's schema."""
-        schema = self._log_schemas.get(schema_id)
-        if schema is None:
-            # Made for every fetch it would cost more than a small fetch.
-            schema = self._log_schemas[schema_id] = self.info.log_schema_of(schema_id)
-        return schema
-
-    def rows_of(
-        self,
-        stored: StoredBatch,
-        info: TableInfo,
-        *,
-        schema_id: int,
-        columns: Sequence[str] | None = None,
-    ) -> pa.RecordBatch:
-        """Return a stored batch's rows in this version of the schema. On any thread.
-
-        `info` has the versions of the batch and of the read.
-        """
-        if stored.schema_id == schema_id:
-            rows = decode_payload(stored.payload, self.log_schema_of(schema_id))
-        else:
-            rows = read_stored(stored.payload, info, stored_as=stored.schema_id, read_as=schema_id)
-        return rows if columns is None else rows.select(list(columns))
 
     @property
     @abc.abstractmethod

@@ -18,9 +18,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from streamhouse.core.errors import CorruptDataError, StorageFailedError
-from streamhouse.storage_service.log._readable_log import ReadableLog
+from streamhouse.core.errors import CorruptDataError, StorageFailedError, StreamhouseError
 from streamhouse.storage_service.log.filesystem import Filesystem
+from streamhouse.storage_service.log.readable_log import ReadableLog
 from streamhouse.storage_service.log.segments._segment_chain import SegmentChain
 from streamhouse.storage_service.log.segments._segment_files import SegmentFiles
 from streamhouse.storage_service.log.segments.segment import FollowedSegment, Segment
@@ -36,6 +36,7 @@ __all__ = ["FollowedLog"]
 _INDEX_INTERVAL_BYTES: Final = 4096
 # Between two looks whether the segment is sealed by now, which saves the rest of its frames.
 _FRAMES_IN_A_ROW: Final = 1_000
+_FRAMES_AT_ONCE: Final = 100
 _ALL_FRAMES: Final = 1 << 62
 # Retention may remove the oldest segment between the list of names and its first read.
 _OPEN_ATTEMPTS: Final = 5
@@ -84,6 +85,20 @@ class FollowedLog(ReadableLog):
         except OSError as error:
             raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
 
+    def is_at_hand(self, end: int) -> bool:
+        """See `ReadableLog.is_at_hand`; looks at a few frames, as long as a small read takes."""
+        if self._end >= end:
+            return True
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._follow_holding(_FRAMES_AT_ONCE)
+        except (OSError, StreamhouseError):
+            # The read meets the error again.
+            return True
+        finally:
+            self._lock.release()
+
     def close(self) -> None:
         """Close all cached files; idempotent. Batches that were read stay valid."""
         self._chain.let_go()
@@ -108,18 +123,21 @@ class FollowedLog(ReadableLog):
 
     def _follow(self, frames_max: int) -> bool:
         with self._lock:
-            end = self.high_watermark
-            self._chain.leave_below(self._truncated_offset)
-            while self._end < end:
-                if frames_max <= 0:
-                    return False
-                try:
-                    frames_max -= self._follow_some(end, min(frames_max, _FRAMES_IN_A_ROW))
-                except FileNotFoundError:
-                    # Sealed and removed since: none of these rows is readable any more.
-                    self._chain.let_go()
-                    self._chain = self._opened(self._truncated_offset, end)
-            return True
+            return self._follow_holding(frames_max)
+
+    def _follow_holding(self, frames_max: int) -> bool:
+        end = self.high_watermark
+        self._chain.leave_below(self._truncated_offset)
+        while self._end < end:
+            if frames_max <= 0:
+                return False
+            try:
+                frames_max -= self._follow_some(end, min(frames_max, _FRAMES_IN_A_ROW))
+            except FileNotFoundError:
+                # Sealed and removed since: none of these rows is readable any more.
+                self._chain.let_go()
+                self._chain = self._opened(self._truncated_offset, end)
+        return True
 
     def _follow_some(self, end: int, frames_max: int) -> int:
         """Cover some more frames below `end`, or open the next segment; return the frames."""

@@ -21,7 +21,6 @@ from typing import Final
 
 from streamhouse.core.errors import StorageFailedError, UnknownOutcomeError
 from streamhouse.core.model.records.record_sequence import Continuity
-from streamhouse.storage_service.log._readable_log import ReadableLog
 from streamhouse.storage_service.log._recovery import LogRecovery, RecoveredLog
 from streamhouse.storage_service.log.append_queue import (
     AppendQueue,
@@ -29,6 +28,7 @@ from streamhouse.storage_service.log.append_queue import (
     RoutedBatch,
 )
 from streamhouse.storage_service.log.filesystem import Filesystem
+from streamhouse.storage_service.log.readable_log import ReadableLog
 from streamhouse.storage_service.log.segments._segment_chain import SegmentChain
 from streamhouse.storage_service.log.segments.segment import Extent, StoredBatch
 from streamhouse.storage_service.log.segments.segment_format import PAYLOAD_BYTES_LIMIT, LogIdentity

@@ -39,6 +39,7 @@ from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.http_exchange import (
     EXCHANGE_KEY,
+    ClientGone,
     HttpExchange,
     Message,
 )
@@ -87,6 +88,9 @@ class ServiceApp(RequestApp):
             if not match.route.is_read:
                 # A write always waits for its commit; a start without a task saved nothing.
                 await own_task()
+            elif exchange.route == "subscribe" and await self._service.hand_over(exchange):
+                # It may last for weeks.
+                raise ClientGone
             await DATA_ANSWERS[exchange.route](exchange, self._service, **match.parameters)
             return
         await own_task()

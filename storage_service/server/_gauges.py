@@ -198,7 +198,7 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
             service.connections.closed_idle_count,
         ),
         "open_requests": ("Requests in progress.", service.open_requests),
-        "subscriptions": ("Open subscriptions.", len(service.subscriptions)),
+        "subscriptions": ("Open subscriptions.", service.subscription_count),
         "waiting_requests": ("Requests waiting for rows.", manager.waiter_limit.count),
         **{name: (text, read()) for name, (text, read) in service.door_gauges.items()},
         "worker_calls": (

@@ -81,7 +81,9 @@ class RequestApp(abc.ABC):
         return error
 
     def _count(self, exchange: HttpExchange, seconds: float) -> None:
-        """Count an answered request."""
+        """Count a request that was answered here."""
+        if not exchange.status and exchange.connection.is_given_back:
+            return
         self._checks.metrics.requests.count(exchange.route, exchange.status, seconds)
         if self._checks.on_answered is not None:
             self._checks.on_answered(exchange)

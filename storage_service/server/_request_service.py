@@ -13,8 +13,9 @@ import contextvars
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from streamhouse.core.errors import (
@@ -25,9 +26,13 @@ from streamhouse.core.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from streamhouse.core.model.table_state import TableState
 from streamhouse.core.traces.stages import stage_ended
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_lookup import LookupTable
+from streamhouse.storage_service.engine.open_table import ReadableTable
+from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
+from streamhouse.storage_service.log.readable_log import ReadableLog
 from streamhouse.storage_service.server.access.access import (
     AccessControl,
     ForeignRequests,
@@ -35,6 +40,7 @@ from streamhouse.storage_service.server.access.access import (
 )
 from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.http._own_task import own_task
+from streamhouse.storage_service.server.http._parameters import integer, offsets
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.http.body_memory import BodyMemory
 from streamhouse.storage_service.server.http.fair_shares import FairTurns
@@ -50,7 +56,7 @@ from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 if TYPE_CHECKING:
     from streamhouse.core.traces.spans import Spans
 
-__all__ = ["RequestService"]
+__all__ = ["LogRequestService", "RequestService"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -201,3 +207,82 @@ class RequestService(abc.ABC):
             error.code,
             error.message[:MESSAGE_CHARACTERS_MAX],
         )
+
+
+class LogRequestService(RequestService):
+    """A process that answers reads of logs as well."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.subscriptions: set[HttpExchange] = set()
+        """The open subscriptions."""
+
+    @property
+    @abc.abstractmethod
+    def may_lose_rows(self) -> bool:
+        """Whether readers see rows that would be lost with this machine."""
+
+    @abc.abstractmethod
+    def readable(self, path: str) -> ReadableTable[ReadableLog]:
+        """Return the table of a URL, only for reads; raises as the table registry does."""
+
+    @abc.abstractmethod
+    def check_readable(self, table: ReadableTable[ReadableLog]) -> None:
+        """Raise if `table` can no longer be read here, as `readable` does."""
+
+    async def table_state(
+        self,
+        exchange: HttpExchange,
+        path: str,
+        *,
+        after: str | None,
+        max_wait_ms: str,
+        table_id: int | None,
+    ) -> TableState:
+        """Return the state of a table, with `after` once some bucket is beyond its offset.
+
+        The arguments are the parameters of a request.
+        """
+        table = self.readable(path)
+        wait_ms = integer("max_wait_ms", max_wait_ms, least=0)
+        seen = offsets("after", "{}" if after is None else after, table.info, table_id=table_id)
+        if after is not None:
+            wait_ms = min(wait_ms, self.config.fetch_wait_ms_max)
+            deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+            while not any(t.high_watermark > seen.get(b, 0) for b, t in enumerate(table.tablets)):
+                if not await self.wait_for_rows(exchange, table, ANY_BUCKET, deadline=deadline):
+                    break
+                self.check_readable(table)
+        await self.settle_state(table)
+        return replace(table.state(), may_lose_rows=self.may_lose_rows)
+
+    async def settle_state(self, table: ReadableTable[ReadableLog]) -> None:
+        """Return once `table.state()` is the published state, as always in the owner."""
+
+    async def wait_for_rows(
+        self, exchange: Exchange, table: ReadableTable[ReadableLog], bucket: int, *, deadline: float
+    ) -> bool:
+        """Wait until `bucket` of `table` may have changed; False at once after the deadline.
+
+        The caller must check its condition right before the call, without an await in between, and
+        again after the call.
+        """
+        remaining_s = deadline - asyncio.get_running_loop().time()
+        if remaining_s <= 0 or self.is_draining:
+            return False
+        await exchange.wait(table.wakeups.waiter(bucket, timeout_s=remaining_s))
+        return True
+
+    @contextlib.contextmanager
+    def subscription(self, exchange: HttpExchange) -> Iterator[None]:
+        """Count a subscription within the context; raises `OverloadedError` at the limit."""
+        if len(self.subscriptions) >= self.config.subscriptions_max:
+            raise OverloadedError(
+                f"{self.config.subscriptions_max} subscriptions are open (subscriptions_max);"
+                " try again later"
+            )
+        self.subscriptions.add(exchange)
+        try:
+            yield
+        finally:
+            self.subscriptions.discard(exchange)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -14,7 +14,6 @@ from streamhouse.core.errors import (
     LogCutError,
     NotFoundError,
     NotOwnerError,
-    OverloadedError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
@@ -27,10 +26,11 @@ from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.keys.key_lookup import LookupTable
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import OpenTable, ReadableTable
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.upkeep.jobs import Job
-from streamhouse.storage_service.server._request_service import RequestService
+from streamhouse.storage_service.log.readable_log import ReadableLog
+from streamhouse.storage_service.server._request_service import LogRequestService
 from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.history.since_time import (
@@ -60,7 +60,7 @@ from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 if TYPE_CHECKING:
     from streamhouse.core.traces.spans import Spans
 
-__all__ = ["ReaderFigures", "Service"]
+__all__ = ["ReaderFigures", "Service", "nobody_takes"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -72,15 +72,21 @@ _PUBLICATION_WAIT_S: Final = 30.0
 _NOTED_WAIT_S: Final = 1.0
 
 
+async def nobody_takes(_: HttpExchange) -> bool:
+    """Hand nothing over: there are no readers."""
+    return False
+
+
 class ReaderFigures(NamedTuple):
-    """The processes that read beside the owner; their connections and memory of rows by key."""
+    """The readers beside the owner: processes, connections, memory and subscriptions."""
 
     processes: int = 0
     connections: int = 0
     key_bytes: int = 0
+    subscriptions: int = 0
 
 
-class Service(RequestService):
+class Service(LogRequestService):
     """A running service. Event loop only, besides what `run_blocking` runs."""
 
     def __init__(
@@ -123,9 +129,9 @@ class Service(RequestService):
         )
         self.door_gauges: dict[str, tuple[str, Callable[[], float]]] = {}
         """Metrics of the doors: name -> help text, and the function that reads the value."""
+        self.hand_over: Callable[[HttpExchange], Awaitable[bool]] = nobody_takes
+        """Gives a request and the connection to a reader; whether a reader has the request."""
         self.reader_figures: Callable[[], ReaderFigures] = ReaderFigures
-        self.subscriptions: set[HttpExchange] = set()
-        """The open subscriptions."""
         self.on_drain: list[Callable[[], None]] = []
         """Functions to call when stopping begins, which end the waits of clients."""
 
@@ -134,13 +140,28 @@ class Service(RequestService):
         """The bytes that requests hold: their bodies, the records being decoded, the answers."""
         return self.body_memory.held + self.working_memory.held + self.answers.held
 
+    @property
+    def subscription_count(self) -> int:
+        """The number of open subscriptions, also at readers."""
+        return len(self.subscriptions) + self.reader_figures().subscriptions
+
     def table(self, path: str) -> OpenTable:
         """Return the table of a URL; raises as the table registry does."""
         return self._find(path, self.manager.table)
 
+    @property
+    def may_lose_rows(self) -> bool:
+        """See `LogRequestService.may_lose_rows`."""
+        return self.manager.may_lose_rows
+
     def readable(self, path: str) -> OpenTable:
-        """Return the table of a URL, only for reads; raises as the table registry does."""
+        """See `LogRequestService.readable`."""
         return self._find(path, self.manager.readable)
+
+    def check_readable(self, table: ReadableTable[ReadableLog]) -> None:
+        """See `LogRequestService.check_readable`."""
+        assert isinstance(table, OpenTable), "the service has no other"
+        self.manager.check_readable(table)
 
     def lookup_table(self, path: str) -> LookupTable:
         """See `RequestService.lookup_table`; raises `UnsupportedError` for a log table."""
@@ -223,21 +244,6 @@ class Service(RequestService):
         """
         return await first_since(questions, run=self.run_blocking, lake_reads=self.lake_reads)
 
-    async def wait_for_rows(
-        self, exchange: Exchange, table: OpenTable, bucket: int, *, deadline: float
-    ) -> bool:
-        """Wait until `bucket` of `table` may have changed; False at once after the deadline.
-
-        The caller must check its condition right before the call, without an await in between, and
-        again after the call.
-        """
-        loop = asyncio.get_running_loop()
-        remaining_s = deadline - loop.time()
-        if remaining_s <= 0 or self.is_draining:
-            return False
-        await exchange.wait(table.wakeups.waiter(bucket, timeout_s=remaining_s))
-        return True
-
     def readiness(self) -> tuple[int, str]:
         """Return the readiness for callers without a token: an HTTP status and a word."""
         if self.is_draining:
@@ -263,20 +269,6 @@ class Service(RequestService):
                 f"{error.message}: the rows may or may not be stored; repeat the request there"
                 " as it was, with what tells it from others"
             ) from error
-
-    @contextlib.contextmanager
-    def subscription(self, exchange: HttpExchange) -> Iterator[None]:
-        """Count a subscription within the context; raises `OverloadedError` at the limit."""
-        if len(self.subscriptions) >= self.config.subscriptions_max:
-            raise OverloadedError(
-                f"{self.config.subscriptions_max} subscriptions are open (subscriptions_max);"
-                " try again later"
-            )
-        self.subscriptions.add(exchange)
-        try:
-            yield
-        finally:
-            self.subscriptions.discard(exchange)
 
     async def rows_body(self, exchange: HttpExchange, memory: HeldBody) -> bytes:
         """Receive the body of a request that writes rows; `memory` counts the body's memory."""

@@ -17,7 +17,7 @@ _SERVICE: Final = "streamhouse.storage_service"
 # Method -> the modules that may call it, and why.
 USERS: Final[dict[str, dict[str, str]]] = {
     "offset_for_timestamp": {
-        f"{_SERVICE}.log._readable_log": "hands it on to its segments",
+        f"{_SERVICE}.log.readable_log": "hands it on to its segments",
         f"{_SERVICE}.log.segments._segment_chain": "hands it on to a segment",
         f"{_SERVICE}.server.history.since_time": "is the answer for all readers",
         f"{_SERVICE}.engine.keys.key_table": "asks which changes may leave the log",

@@ -12,11 +12,11 @@ from random import Random
 import pytest
 
 from streamhouse.core.errors import CorruptDataError, StreamhouseError
-from streamhouse.storage_service.log._readable_log import ReadableLog
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.followed_log import FollowedLog
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.readable_log import ReadableLog
 from streamhouse.storage_service.log.segments.segment_format import offsets_of, segment_path
 from tests.support.log_world import SettableClock, open_log
 

@@ -55,6 +55,8 @@ class AsgiCall:
     `chunks` is the body; None as the last chunk means that the client stalls there.
     """
 
+    is_given_back = False
+
     def __init__(
         self,
         app: Any,

@@ -1,6 +1,6 @@
-"""A service with readers, and a connection that tells which process answered.
+"""A service with readers, and connections that tell which process answered.
 
-A connection moves to a reader after some lookups, once the reader holds the table; nothing tells a
+A connection moves to a reader after some reads, once the reader holds the table; nothing tells a
 client so, besides the first part of the request id, which each process chooses for itself.
 """
 
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import http.client
 import json
+import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import urllib3
 
 from tests.support.service_process import ServiceProcess
 from tests.support.waiting import wait_until
 
-__all__ = ["RowConnection", "reader_pids"]
+__all__ = ["LogConnection", "RowConnection", "reader_pids"]
 
 
-class RowConnection:
-    """One kept connection that gets rows of a table; `who` is the process that answered last."""
+class _Connection:
+    """One kept connection that reads a table; `who` is the process that answered last."""
 
     def __init__(
         self,
@@ -33,8 +37,6 @@ class RowConnection:
         self._headers = headers or {}
         self._connection = http.client.HTTPConnection(self._address, timeout=timeout_s)
         self.who = ""
-        self.answer_count = 0
-        """How many rows were answered."""
 
     def request(
         self,
@@ -45,13 +47,49 @@ class RowConnection:
         headers: dict[str, str] | None = None,
     ) -> tuple[int, bytes]:
         """Send a request to a path of the table; return status and body."""
+        answer = self.open(method, path, body=body, headers=headers)
+        return answer.status, answer.read()
+
+    def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> http.client.HTTPResponse:
+        """Send a request to a path of the table; return the answer, whose body follows."""
         self._connection.request(
             method, f"/v1/tables/{self._table}{path}", body, {**self._headers, **(headers or {})}
         )
         answer = self._connection.getresponse()
-        content = answer.read()
         self.who = (answer.headers["x-request-id"] or "").partition("-")[0]
-        return answer.status, content
+        return answer
+
+    def _move(self, read: Callable[[], object]) -> str:
+        """Read until another process answers; return that process."""
+        read()
+        owner = self.who
+
+        def has_moved() -> bool:
+            # A move is decided after some reads in a row.
+            for _ in range(20):
+                read()
+            return self.who != owner
+
+        wait_until(has_moved, "a connection that moved to a reader")
+        return self.who
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+class RowConnection(_Connection):
+    """A connection that gets rows by key."""
+
+    answer_count = 0
+    """How many rows were answered."""
 
     def row(self, key: object) -> dict[str, Any] | None:
         """Return the row of a key, None if there is none."""
@@ -65,21 +103,43 @@ class RowConnection:
 
     def move(self, key: object = 0) -> str:
         """Get a row until another process answers; return that process."""
-        self.row(key)
-        owner = self.who
+        return self._move(lambda: self.row(key))
 
-        def has_moved() -> bool:
-            # A move is decided after some lookups in a row.
-            for _ in range(20):
-                self.row(key)
-            return self.who != owner
 
-        wait_until(has_moved, "a connection that moved to a reader")
-        return self.who
+class LogConnection(_Connection):
+    """A connection that fetches rows of a log, as lines of JSON."""
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+    known_id: int | None = None
+    """The table's id, asked for once unless a caller sets it."""
+
+    def fetch(self, offset: int, *, bucket: int = 0, **parameters: object) -> tuple[int, bytes]:
+        """Fetch rows from `offset` on; return status and body."""
+        if offset:
+            # An offset is of one table of this name.
+            parameters = {"table_id": self.table_id(), **parameters}
+        query = urllib.parse.urlencode({"offset": offset, **parameters})
+        return self.request(
+            "GET",
+            f"/buckets/{bucket}/fetch?{query}",
+            headers={"accept": "application/x-ndjson"},
+        )
+
+    def table_id(self) -> int:
+        """Return the table's id, asked once."""
+        if self.known_id is None:
+            url = f"http://{self._address}/v1/tables/{self._table}"
+            self.known_id = urllib3.request("GET", url, headers=self._headers).json()["table_id"]
+        return self.known_id
+
+    def ids(self, offset: int, *, bucket: int = 0, **parameters: object) -> list[int]:
+        """Return the values of column `id` of the rows from `offset` on."""
+        status, content = self.fetch(offset, bucket=bucket, **parameters)
+        assert status == 200, content
+        return [json.loads(line)["id"] for line in content.splitlines()]
+
+    def move(self, path: str = "/buckets/0/fetch?offset=0") -> str:
+        """Get a path of the table until another process answers; return that process."""
+        return self._move(lambda: self.request("GET", path))
 
 
 def reader_pids(service: ServiceProcess) -> list[int]:

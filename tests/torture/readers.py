@@ -1,4 +1,4 @@
-"""Lookups stay linearizable while readers and the owner are killed, paused and replaced.
+"""Reads of keys and of a log stay right while readers and the owner are killed and paused.
 
 Every user reads by a kept connection, which moves to a reader after some lookups, what the user has
 just written at the owner, and what others have written.
@@ -28,6 +28,7 @@ from tests.support.reader_world import RowConnection, reader_pids
 from tests.support.service_process import ServiceProcess
 from tests.support.waiting import wait_until
 from tests.torture.era import Report
+from tests.torture.reader_logs import LogUsers
 
 __all__ = ["ReaderEra"]
 
@@ -135,6 +136,8 @@ class ReaderEra:
                     bucket_count=2,
                     properties={"table.datalake.enabled": "false"},
                 )
+            logs = LogUsers(service)
+            closing.callback(logs.end)
             users = [_User(service, history, numbers, number) for number in range(_USERS)]
             closing.callback(_end, users)
             for user in users:
@@ -150,6 +153,8 @@ class ReaderEra:
                     self._report.deaths["kill beside readers"] += 1
                     service = closing.enter_context(self._service())
             _end(users)
+            logs.end()
+            self._report.rows_judged += logs.judge(service)
         calls = history.calls()
         self._report.calls += len(calls)
         self._report.rows_judged += len(calls)

@@ -78,6 +78,8 @@ async def apply_retention(table: OpenTable, runtime: Runtime, *, is_early: bool 
             deleted += await runtime.run(_delete, tablet, timestamp_us_before, offset_max, tiered)
         if tablet.log_start_offset > start:
             end = tablet.log_start_offset
+            # Who waits below it is told so.
+            table.wakeups.wake((bucket,))
             if lost := tell_of_lost_rows(table, bucket, start=start, end=end):
                 runtime.observer.unread_rows_deleted(lost)
     return deleted

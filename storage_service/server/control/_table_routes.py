@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from fastapi import Body, Query, Request
@@ -23,9 +21,7 @@ from streamhouse.core.model.values.positions import moment_us
 from streamhouse.core.rows.companion import is_rejecting
 from streamhouse.storage_service.directory.table_registry import with_properties
 from streamhouse.storage_service.engine.added_checks import AddedChecks
-from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
-from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
 from streamhouse.storage_service.server._companions import ensure_companion
 from streamhouse.storage_service.server.caller import SERVICE, Level
 from streamhouse.storage_service.server.control._lake_rows import judge_lake_rows
@@ -39,7 +35,7 @@ from streamhouse.storage_service.server.control._request_bodies import (
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes, TableName
 from streamhouse.storage_service.server.history.since_time import TimeQuestion, offset_of
 from streamhouse.storage_service.server.http._parameters import integer, offsets
-from streamhouse.storage_service.server.http.http_exchange import HttpExchange, exchange_of
+from streamhouse.storage_service.server.http.http_exchange import exchange_of
 from streamhouse.storage_service.server.service import Service
 
 __all__ = ["rejected_routes", "state_routes", "table_routes", "time_routes"]
@@ -144,14 +140,13 @@ def state_routes(routes: ControlRoutes, service: Service) -> None:
         max_wait_ms: Annotated[str, Query(description="How long to wait at most.")] = "0",
         table_id: TableId = None,
     ) -> Response:
-        table = service.readable(path)
-        wait_ms = integer("max_wait_ms", max_wait_ms, least=0)
-        seen_offsets = offsets(
-            "after", "{}" if after is None else after, table.info, table_id=table_id
+        state = await service.table_state(
+            exchange_of(request),
+            path,
+            after=after,
+            max_wait_ms=max_wait_ms,
+            table_id=table_id,
         )
-        if after is not None and wait_ms:
-            await _wait_beyond(service, exchange_of(request), table, seen_offsets, wait_ms)
-        state = replace(table.state(), may_lose_rows=service.manager.may_lose_rows)
         return JSONResponse(state.to_json())
 
     @routes.answers("Check that a lake table has the same history as the log.")
@@ -224,16 +219,3 @@ async def _offsets_since(
         question.bucket: offset_of(question, answer, skip_lost=skip_lost)
         for question, answer in zip(questions, answers, strict=True)
     }
-
-
-async def _wait_beyond(
-    service: Service, exchange: HttpExchange, table: OpenTable, after: dict[int, int], wait_ms: int
-) -> None:
-    wait_ms = min(wait_ms, service.config.fetch_wait_ms_max)
-    deadline = asyncio.get_running_loop().time() + wait_ms / 1000
-    while not any(
-        tablet.high_watermark > after.get(bucket, 0) for bucket, tablet in enumerate(table.tablets)
-    ):
-        if not await service.wait_for_rows(exchange, table, ANY_BUCKET, deadline=deadline):
-            return
-        service.manager.check_readable(table)

@@ -17,12 +17,12 @@ from streamhouse.core.wire.arrow_body import (
     encode_payload,
     project_payload,
 )
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.engine.open_table import ReadableTable
+from streamhouse.storage_service.log.readable_log import ReadableLog
 from streamhouse.storage_service.log.segments.segment import StoredBatch
+from streamhouse.storage_service.server._request_service import LogRequestService
 from streamhouse.storage_service.server.data._log_text import LogForm, TextPage, event
 from streamhouse.storage_service.server.http.http_exchange import ARROW_STREAM, HttpExchange
-from streamhouse.storage_service.server.service import Service
 
 __all__ = ["ARROW_STREAM", "LogPage", "LogReader", "as_views"]
 
@@ -50,8 +50,8 @@ class LogReader:
     def __init__(
         self,
         exchange: HttpExchange,
-        service: Service,
-        table: OpenTable,
+        service: LogRequestService,
+        table: ReadableTable[ReadableLog],
         *,
         columns: Sequence[str] | None,
         schema_id: int,
@@ -86,9 +86,10 @@ class LogReader:
         weight = 1 if self._form is LogForm.ARROW else _TEXT_WEIGHT
 
         async def build(expected: int) -> LogPage:
-            is_small = expected * weight <= service.config.inline_bytes_max
+            is_small = is_at_hand and expected * weight <= service.config.inline_bytes_max
             return read() if is_small else await service.run_blocking(read)
 
+        is_at_hand = tablet.is_at_hand(end)
         estimate = min(tablet.bytes_estimate(end - offset), bytes_max)
         return await service.answers.build(self._exchange, estimate, build)
 
@@ -119,7 +120,7 @@ class LogReader:
     def _read(
         self,
         info: TableInfo,
-        tablet: LogTablet,
+        tablet: ReadableLog,
         bucket: int,
         offset: int,
         end: int,
@@ -143,7 +144,7 @@ class LogReader:
             batches.append((address, self._payload(frame, info)))
         next_offset = stored[-1].end_offset if stored else offset
         reached: dict[int, tuple[int, str]] = {}
-        if self._service.manager.may_lose_rows:
+        if self._service.may_lose_rows:
             fingerprint = tablet.fingerprint(next_offset)
             if fingerprint is not None:
                 reached[bucket] = (next_offset, fingerprint.hex())
@@ -160,7 +161,7 @@ class LogReader:
     def _text_page(
         self,
         info: TableInfo,
-        tablet: LogTablet,
+        tablet: ReadableLog,
         bucket: int,
         offset: int,
         end: int,
@@ -175,9 +176,7 @@ class LogReader:
             written_us.append((first, frame.timestamp_us))
             rows = self._rows(frame, info)
             batches.append(rows.slice(first - frame.base_offset, next_offset - first))
-        fingerprint_bytes = (
-            tablet.fingerprint(next_offset) if self._service.manager.may_lose_rows else None
-        )
+        fingerprint_bytes = tablet.fingerprint(next_offset) if self._service.may_lose_rows else None
         fingerprint = None if fingerprint_bytes is None else fingerprint_bytes.hex()
         page = TextPage(
             table_id=info.table_id,

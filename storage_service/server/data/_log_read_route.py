@@ -23,8 +23,10 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.table import VERSION_HEADER
 from streamhouse.core.traces.stages import stage_ended
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import ReadableTable
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
+from streamhouse.storage_service.log.readable_log import ReadableLog
+from streamhouse.storage_service.server._request_service import LogRequestService
 from streamhouse.storage_service.server.data._log_page import LogPage, LogReader
 from streamhouse.storage_service.server.data._log_text import (
     LogForm,
@@ -41,7 +43,6 @@ from streamhouse.storage_service.server.http._parameters import (
     table_id,
 )
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
-from streamhouse.storage_service.server.service import Service
 
 __all__ = ["answer_fetch", "answer_subscribe"]
 
@@ -70,7 +71,9 @@ _SUBSCRIBE_PARAMETERS: Final = (
 )
 
 
-async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, bucket: str) -> None:
+async def answer_fetch(
+    exchange: HttpExchange, service: LogRequestService, *, path: str, bucket: str
+) -> None:
     """Answer rows from `offset` on; at the end of the log wait up to `max_wait_ms` for rows."""
     config = service.config
     query = exchange.query(_FETCH_PARAMETERS)
@@ -104,7 +107,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
             break
         # The token may have been revoked, and the table dropped.
         service.access.admit(exchange)
-        service.manager.check_readable(table)
+        service.check_readable(table)
     stage_ended("wait")
     form = accepted_form(exchange)
     reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id, form=form)
@@ -119,7 +122,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
     await exchange.answer(200, form.value, page.pieces, headers=headers)
 
 
-def _check_offset(table: OpenTable, bucket: int, offset: int) -> None:
+def _check_offset(table: ReadableTable[ReadableLog], bucket: int, offset: int) -> None:
     """Raise `OffsetOutOfRangeError` with the valid range, unless `offset` is readable."""
     tablet = table.tablet(bucket)
     start, end = tablet.log_start_offset, tablet.high_watermark
@@ -138,8 +141,8 @@ def _check_offset(table: OpenTable, bucket: int, offset: int) -> None:
 
 
 async def _check_history(
-    service: Service,
-    table: OpenTable,
+    service: LogRequestService,
+    table: ReadableTable[ReadableLog],
     starts: Mapping[int, int],
     read_fingerprints: Mapping[int, str],
 ) -> None:
@@ -155,7 +158,7 @@ async def _check_history(
             raise _cut(table, bucket, f"below offset {offset} there are other rows")
 
 
-def _cut(table: OpenTable, bucket: int, reason: str) -> LogCutError:
+def _cut(table: ReadableTable[ReadableLog], bucket: int, reason: str) -> LogCutError:
     return LogCutError(
         f"table '{table.path}', bucket {bucket}: {reason} than were read: those that were shown and"
         " not in the journal yet were lost with their machine; read again from an earlier offset,"
@@ -163,7 +166,9 @@ def _cut(table: OpenTable, bucket: int, reason: str) -> LogCutError:
     )
 
 
-async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: str) -> None:
+async def answer_subscribe(
+    exchange: HttpExchange, service: LogRequestService, *, path: str
+) -> None:
     """Stream batches of the requested buckets from the start offsets on."""
     query = exchange.query(_SUBSCRIBE_PARAMETERS)
     form = _subscribed_form(exchange, query.get("format"))
@@ -196,7 +201,7 @@ def _subscribed_form(exchange: HttpExchange, format_name: str | None) -> LogForm
     return LogForm.EVENTS if format_name == "sse" or is_named else LogForm.ARROW
 
 
-def _start(table: OpenTable, text: str, stated_id: int | None) -> dict[int, int]:
+def _start(table: ReadableTable[ReadableLog], text: str, stated_id: int | None) -> dict[int, int]:
     if text == "latest":
         return {b: tablet.high_watermark for b, tablet in enumerate(table.tablets)}
     if text == "earliest":
@@ -209,8 +214,8 @@ def _start(table: OpenTable, text: str, stated_id: int | None) -> dict[int, int]
 
 async def _push(
     exchange: HttpExchange,
-    service: Service,
-    table: OpenTable,
+    service: LogRequestService,
+    table: ReadableTable[ReadableLog],
     positions: dict[int, int],
     reader: LogReader,
 ) -> None:
@@ -222,7 +227,7 @@ async def _push(
     # A subscription may last for weeks: a token revoked meanwhile ends it.
     while (
         not service.is_draining
-        and service.manager.is_readable(table)
+        and _is_readable(service, table)
         and service.access.is_still_admitted(exchange)
     ):
         is_behind = False
@@ -253,10 +258,18 @@ async def _push(
     return await exchange.finish()
 
 
+def _is_readable(service: LogRequestService, table: ReadableTable[ReadableLog]) -> bool:
+    try:
+        service.check_readable(table)
+    except StreamhouseError:
+        return False
+    return True
+
+
 async def _next_page(
     exchange: HttpExchange,
-    service: Service,
-    table: OpenTable,
+    service: LogRequestService,
+    table: ReadableTable[ReadableLog],
     bucket: int,
     offset: int,
     reader: LogReader,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import OpenTable, ReadableTable
+from streamhouse.storage_service.log.readable_log import ReadableLog
 
 __all__ = ["ReadableOffsets", "lake_end", "readable_offsets"]
 
@@ -33,7 +34,7 @@ class ReadableOffsets:
         return self.start <= offset <= self.end
 
 
-def lake_end(table: OpenTable, bucket: int) -> int:
+def lake_end(table: ReadableTable[ReadableLog], bucket: int) -> int:
     """Return the end offset of a bucket's log rows in the lake, 0 without such rows.
 
     For a primary key table only the lake's changelog table counts: the main lake table has no

@@ -197,6 +197,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
         return self._socket_taken() if is_idle else None
 
+    def take_asking_socket(self) -> int | None:
+        """Return a descriptor of the connection, and give up the connection and the request.
+
+        None for a connection with further requests.
+        """
+        answered = self._answered
+        is_alone = self._head_bytes is None and not (self.pipeline or self._unparsed)
+        if answered is None or answered.response_started or not is_alone:
+            return None
+        descriptor = self._socket_taken()
+        if descriptor is not None:
+            answered.disconnected = self.is_given_back = True
+        return descriptor
+
     def _socket_taken(self) -> int | None:
         """Return a descriptor of the connection, which is closed here.
 

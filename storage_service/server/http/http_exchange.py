@@ -114,10 +114,13 @@ class Connection(Protocol):
     stays_until_s: float
     """The time of the loop before which the connection is not handed to a reader."""
     is_given_back: bool
-    """Whether the connection went back to the owner, with the request in progress."""
+    """Whether the connection went to another process, with the request in progress."""
 
     def take_socket(self) -> int | None:
         """Return a descriptor of the idle connection, which is closed here; None if in use."""
+
+    def take_asking_socket(self) -> int | None:
+        """As `take_socket`, for another process to answer the request in progress."""
 
     def give_back(self) -> None:
         """Hand the connection to the owner, with the request in progress; readers only."""
@@ -260,6 +263,13 @@ class HttpExchange:
     def raw_path(self) -> str:
         """The percent-encoded path, as sent by the client."""
         return str(self.scope["raw_path"], "latin-1")
+
+    def request_bytes(self) -> bytes:
+        """Return the bytes of a request without a body."""
+        query: bytes = self.scope["query_string"]
+        target = self.scope["raw_path"] + (b"?" + query if query else b"")
+        headers = b"".join(b"%b: %b\r\n" % header for header in self.scope["headers"])
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (self.method.encode(), target, headers)
 
     @property
     def is_changing(self) -> bool:

@@ -1,8 +1,9 @@
-"""The primary key tables whose rows a reader holds, and how a reader follows the owner.
+"""The tables that a reader holds, and how a reader follows the owner.
 
-A table is loaded once, on a thread. Afterwards each request first brings the rows up to the ends
-that the owner had published when the request arrived: few changes on the event loop, more changes
-on a thread while the request waits. So an answer has every write that was acknowledged before.
+The log of a table is held at once. The rows of a primary key table are loaded once, on a thread.
+Afterwards each lookup first brings the rows up to the ends that the owner had published when the
+request arrived: few changes on the event loop, more changes on a thread while the request waits. So
+an answer has every write that was acknowledged before.
 
 What a reader cannot do for certain ends in `UnavailableError`, and the owner gets the request.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
@@ -22,19 +24,23 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.key_bucket import table_rules
 from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup, LookupTable
+from streamhouse.storage_service.engine.open_table import ReadableTable
+from streamhouse.storage_service.engine.wakeups import WaiterLimit, Wakeups
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.kv.row_copy import RowCopy
 from streamhouse.storage_service.log.followed_log import FollowedLog
-from streamhouse.storage_service.server.readers._board import Board, SlotView
+from streamhouse.storage_service.server.readers._board import Board, Published, SlotView
 from streamhouse.storage_service.server.readers._messages import (
     Floor,
     Hold,
     Holds,
     Lost,
     Opened,
+    State,
+    Watch,
 )
 
-__all__ = ["HeldTables"]
+__all__ = ["HeldLog", "HeldRows", "HeldTables"]
 
 _logger = logging.getLogger(__name__)
 
@@ -47,8 +53,99 @@ _CATCH_UP_S: Final = 0.5
 _THREADS: Final = 2
 
 
+class HeldLog(ReadableTable[FollowedLog]):
+    """The published part of a table's log. Event loop only."""
+
+    def __init__(
+        self,
+        message: Hold,
+        logs: Sequence[FollowedLog],
+        view: SlotView,
+        *,
+        limit: WaiterLimit,
+        send: Callable[[Watch], None],
+    ) -> None:
+        super().__init__(message.info, logs, lake=message.state.lake, wakeups=Wakeups(limit))
+        self.generation = message.generation
+        self._view = view
+        self._send = send
+        self._published: Published | None = None
+        # What was published when the owner was asked to tell of changes; None: it was not.
+        self._watched: Published | None = None
+        self._state_number = 0
+        self._state_waiters: set[asyncio.Future[None]] = set()
+        self.take_state(message.state)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the owner has the table in this form."""
+        return self._view.published() is not None
+
+    def published(self) -> Published:
+        """Take the published offsets; raises `UnavailableError` for a table in another form."""
+        published = self._view.published()
+        if published is None:
+            raise UnavailableError(f"table '{self.path}' is another one by now")
+        if published is not self._published:
+            self._published = published
+            places = zip(self.tablets, published.starts, published.ends, strict=True)
+            for log, start, end in places:
+                log.publish(start, end)
+        return published
+
+    def take_state(self, state: State) -> None:
+        """Take the lake state that the owner has sent."""
+        self._state_number = state.number
+        self.lake = state.lake
+        self.truncated_offsets = dict(state.truncated_offsets)
+        self.truncated_at_us = state.truncated_at_us
+        for waiter in self._state_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_for_state(self) -> None:
+        """Return once the published state has arrived; raises `UnavailableError` for a late state.
+
+        The owner sends a state before publishing the number of the state.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _CATCH_UP_S
+        while self.published().state != self._state_number:
+            if loop.time() >= deadline:
+                raise UnavailableError(f"the state of table '{self.path}' is late")
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._state_waiters.add(waiter)
+            await asyncio.wait([waiter], timeout=deadline - loop.time())
+            self._state_waiters.discard(waiter)
+
+    def watch(self) -> None:
+        """Ask the owner for a message at the next change of the published offsets."""
+        if self._watched is None:
+            assert self._published is not None
+            self._watched = self._published
+            self._send(Watch(self.generation, self._watched))
+
+    def changed(self) -> None:
+        """Wake the requests waiting for changes, after the owner's message."""
+        watched, self._watched = self._watched, None
+        if watched is None or not self.is_current:
+            self.wakeups.wake_all()
+            return
+        now = self.published()
+        places = zip(watched.starts, watched.ends, now.starts, now.ends, strict=True)
+        self.wakeups.wake(
+            [n for n, (s, e, start, end) in enumerate(places) if (s, e) != (start, end)]
+        )
+
+    def close(self) -> None:
+        """End all waits, and close the files."""
+        self.wakeups.wake_all()
+        for log in self.tablets:
+            log.close()
+
+
 class _HeldBucket:
-    """One bucket: the rows, and the place in the changelog."""
+    """The rows of one bucket by key, and the changelog."""
 
     def __init__(self, rows: RowCopy, log: FollowedLog, info: TableInfo) -> None:
         self.rows: Final = rows
@@ -61,10 +158,8 @@ class _HeldBucket:
     def follow(self, end: int, *, at_once: bool) -> None:
         """Apply all changes below `end`, which is published; `at_once` as in `RowCopy.replay`."""
         rows, log = self.rows, self._log
-        # Older changes are in the rows already.
-        log.publish(rows.applied_offset, end)
         while rows.applied_offset < end:
-            frames = log.read(rows.applied_offset, bytes_max=_PLAN_BYTES)
+            frames = log.read(rows.applied_offset, bytes_max=_PLAN_BYTES, end_offset=end)
             rows.replay(
                 [read_stored(f.payload, self._info, stored_as=f.schema_id) for f in frames],
                 base_offset=frames[0].base_offset,
@@ -73,18 +168,15 @@ class _HeldBucket:
 
     def close(self) -> None:
         """Release files and memory."""
-        self._log.close()
         self.rows.close()
 
 
-class _HeldTable(LookupTable):
-    """A loaded table. Event loop only, besides what runs on a thread of `pool`."""
+class HeldRows(LookupTable):
+    """The rows of a table by key. Event loop only, besides what runs on a thread of `pool`."""
 
-    def __init__(
-        self, info: TableInfo, view: SlotView, buckets: Sequence[_HeldBucket], pool: Pool
-    ) -> None:
-        self.lookup = KeyLookup(info, buckets)
-        self._view = view
+    def __init__(self, log: HeldLog, buckets: Sequence[_HeldBucket], pool: Pool) -> None:
+        self.lookup = KeyLookup(log.info, buckets)
+        self.log: Final = log
         self._buckets = buckets
         self._pool = pool
         self._following: asyncio.Future[None] | None = None
@@ -108,18 +200,6 @@ class _HeldTable(LookupTable):
     def memory_bytes(self) -> int:
         """The bytes of the rows and their index."""
         return sum(bucket.rows.memory_bytes for bucket in self._buckets)
-
-    def published(self) -> tuple[int, ...]:
-        """Return the published ends; raises `UnavailableError` for a table in another form."""
-        ends = self._view.ends()
-        if ends is None:
-            raise UnavailableError(f"table '{self.path}' is another one by now")
-        return ends
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the owner has the table in this form."""
-        return self._view.ends() is not None
 
     def missing(self, ends: Sequence[int]) -> int:
         """Return the number of changes below `ends` that are not applied."""
@@ -150,7 +230,7 @@ class _HeldTable(LookupTable):
         deadline = loop.time() + _CATCH_UP_S
         while self.missing(ends):
             if self._following is None:
-                latest = self.published()
+                latest = self.log.published().ends
                 self._following = loop.run_in_executor(self._pool, self.follow, latest)
                 self._following.add_done_callback(self._followed)
             following = self._following
@@ -178,11 +258,23 @@ class _HeldTable(LookupTable):
             bucket.close()
 
 
+class _Held:
+    """A table: the log, and the rows by key once they are loaded."""
+
+    def __init__(self, log: HeldLog) -> None:
+        self.log: Final = log
+        self.rows: HeldRows | None = None
+        self.is_loading = False
+
+
 class HeldTables:
     """All tables of a reader. Event loop only."""
 
     def __init__(
-        self, config: ServiceConfig, board: Board, send: Callable[[Opened | Holds | Lost], None]
+        self,
+        config: ServiceConfig,
+        board: Board,
+        send: Callable[[Opened | Holds | Lost | Watch], None],
     ) -> None:
         # The lock is the owner's.
         self._directory = DataDirectory(config.data_dir.absolute())
@@ -191,49 +283,102 @@ class HeldTables:
         self._options = KvOptions.shared(
             cache_bytes=config.key_cache_bytes_max, memory_bytes=config.key_memory_bytes_max
         )
+        self._waiters = WaiterLimit(config.waiting_fetches_max)
         self._pool = Pool("reader", _THREADS)
-        self._tables: dict[TablePath, tuple[int, _HeldTable]] = {}
+        self._tables: dict[TablePath, _Held] = {}
         # The texts in URLs that mean one of the tables.
-        self._by_text: dict[str, _HeldTable] = {}
+        self._by_text: dict[str, _Held] = {}
         self._floors: dict[int, asyncio.Future[Sequence[int]]] = {}
         self._loads: set[asyncio.Task[None]] = set()
+        self._opening = asyncio.Lock()
+        # Generation -> the newest state of a table that is being opened.
+        self._states: dict[int, State] = {}
+        # Generation -> rows sent since the last figures.
+        self._read_rows: Counter[int] = Counter()
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of all rows."""
-        return sum(table.memory_bytes for _, table in self._tables.values())
+        """The bytes of all rows by key."""
+        return sum(held.rows.memory_bytes for held in self._tables.values() if held.rows)
 
-    def get(self, path: str) -> _HeldTable:
-        """Return a held table by the path as in a URL; raises `UnavailableError`."""
-        table = self._by_text.get(path)
-        if table is None:
+    def log(self, path: str) -> HeldLog:
+        """Return a table's log by the path as in a URL; raises `UnavailableError`."""
+        return self._get(path).log
+
+    def rows(self, path: str) -> HeldRows:
+        """Return a table's rows by the path as in a URL; raises `UnavailableError`."""
+        rows = self._get(path).rows
+        if rows is None:
+            raise UnavailableError(f"the rows of table '{path}' are not held")
+        return rows
+
+    def _get(self, path: str) -> _Held:
+        held = self._by_text.get(path)
+        if held is None:
             held = self._tables.get(TablePath.parse(path))
             if held is None:
                 raise UnavailableError(f"table '{path}' is not held")
-            table = self._by_text[path] = held[1]
-        return table
+            self._by_text[path] = held
+        return held
 
-    def let_go(self, path: TablePath, why: str) -> None:
-        """Hold a table no longer, and tell the owner."""
-        held = self._removed(path)
-        if held is not None:
-            self._send(Lost(held[0], why))
-            self._run(held[1].close())
+    def take_read_rows(self) -> dict[int, int]:
+        """Return how many rows were sent since the last call, by generation."""
+        for held in self._tables.values():
+            self._count(held.log)
+        counts, self._read_rows = self._read_rows, Counter()
+        return dict(counts)
 
-    def _removed(self, path: TablePath) -> tuple[int, _HeldTable] | None:
-        self._by_text.clear()
-        return self._tables.pop(path, None)
+    def _count(self, log: HeldLog) -> None:
+        if log.read_rows:
+            self._read_rows[log.generation] += log.read_rows
+            log.read_rows = 0
+
+    def let_go(self, rows: HeldRows, why: str) -> None:
+        """Hold the rows of a table by key no longer, and tell the owner."""
+        held = self._tables.get(rows.path)
+        if held is not None and held.rows is rows:
+            held.rows = None
+            self._send(Lost(held.log.generation, by_key=True, why=why))
+            self._run(rows.close())
 
     def hold(self, message: Hold) -> None:
-        """Load a table, in place of an earlier form of the table."""
-        self._run(self._load(message))
+        """Hold a table, in place of an earlier form of the table."""
+        self._states[message.generation] = message.state
+        self._run(self._hold(message))
+
+    def changed(self, generation: int) -> None:
+        """Wake the requests waiting for changes of a table, after the owner's message."""
+        for held in self._tables.values():
+            if held.log.generation == generation:
+                held.log.changed()
+
+    def state(self, message: State) -> None:
+        """Take the state of a table."""
+        if message.generation in self._states:
+            self._states[message.generation] = message
+        for held in self._tables.values():
+            if held.log.generation == message.generation:
+                held.log.take_state(message)
+
+    def wake_all(self) -> None:
+        """End all waits: the process stops."""
+        for held in self._tables.values():
+            held.log.wakeups.wake_all()
 
     def end_generation(self, path: TablePath, generation: int) -> None:
-        """Release the rows of a generation that has ended."""
+        """Release a table in a form that has ended."""
         held = self._tables.get(path)
-        if held is not None and held[0] == generation:
-            self._removed(path)
-            self._run(held[1].close())
+        if held is not None and held.log.generation == generation:
+            self._run(self._end(path))
+
+    async def _end(self, path: TablePath) -> None:
+        held = self._tables.pop(path, None)
+        if held is not None:
+            self._by_text.clear()
+            self._count(held.log)
+            held.log.close()
+            if held.rows is not None:
+                await held.rows.close()
 
     def floor(self, message: Floor) -> None:
         """Take what the owner had applied after the files of a table were opened."""
@@ -246,71 +391,103 @@ class HeldTables:
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
 
-    async def _load(self, message: Hold) -> None:
-        info, path = message.info, message.info.path
-        former = self._removed(path)
-        if former is not None:
-            await former[1].close()
-        buckets: list[_HeldBucket] = []
+    async def _hold(self, message: Hold) -> None:
+        generation, by_key = message.generation, False
         try:
-            table = await self._loaded(message, buckets)
-            table.published()
+            async with self._opening:
+                held = self._tables.get(message.info.path)
+                if held is None or held.log.generation != generation:
+                    await self._end(message.info.path)
+                    held = _Held(await self._opened(message))
+                    self._tables[message.info.path] = held
+                    self._send(Holds(generation, by_key=False))
+            by_key = message.by_key and held.rows is None and not held.is_loading
+            if by_key:
+                await self._load(held)
         except Exception as error:  # whatever it is, the owner answers in place of this process
             if not isinstance(error, StreamhouseError):
-                _logger.exception("event=bug table=%s", info.path)
+                _logger.exception("event=bug table=%s", message.info.path)
             why = error.message if isinstance(error, StreamhouseError) else repr(error)
-            _logger.warning("event=not_held table=%s why=%r", info.path, why)
+            _logger.warning("event=not_held table=%s why=%r", message.info.path, why)
+            self._send(Lost(generation, by_key=by_key, why=why))
+        finally:
+            self._states.pop(generation, None)
+
+    async def _load(self, held: _Held) -> None:
+        held.is_loading = True
+        try:
+            held.rows = await self._loaded(held.log)
+        finally:
+            held.is_loading = False
+        generation = held.log.generation
+        self._send(Holds(generation, by_key=True))
+        _logger.info("event=held table=%s generation=%d", held.log.path, generation)
+
+    async def _opened(self, message: Hold) -> HeldLog:
+        """Open the logs of a table."""
+        info = message.info
+        view = SlotView(self._board, message.slot, message.generation, info.bucket_count)
+        published = view.published()
+        if published is None:
+            raise UnavailableError(f"table '{info.path}' is another one by now")
+
+        def open_all() -> list[FollowedLog]:
+            return [
+                FollowedLog(
+                    self._directory.bucket(info.table_id, number),
+                    table_id=info.table_id,
+                    bucket=number,
+                    filesystem=self._directory.filesystem,
+                    start_offset=start,
+                    high_watermark=end,
+                )
+                for number, (start, end) in enumerate(
+                    zip(published.starts, published.ends, strict=True)
+                )
+            ]
+
+        logs = await asyncio.get_running_loop().run_in_executor(self._pool, open_all)
+        log = HeldLog(message, logs, view, limit=self._waiters, send=self._send)
+        log.take_state(self._states[message.generation])
+        log.published()
+        return log
+
+    async def _loaded(self, log: HeldLog) -> HeldRows:
+        """Load the rows of a table."""
+        loop, buckets = asyncio.get_running_loop(), list[_HeldBucket]()
+        try:
+            for number in range(log.info.bucket_count):
+                buckets.append(await loop.run_in_executor(self._pool, self._open, log, number))
+            floor: asyncio.Future[Sequence[int]] = loop.create_future()
+            self._floors[log.generation] = floor
+            self._send(Opened(log.generation))
+            applied = await floor
+            rows = HeldRows(log, buckets, self._pool)
+            await loop.run_in_executor(self._pool, rows.follow, log.published().ends)
+            if rows.missing(applied):
+                # Of rows that nobody may see yet: the files may have them.
+                raise UnavailableError(f"table '{log.path}' has changes that are not visible yet")
+            await loop.run_in_executor(self._pool, _complete, buckets, applied)
+            log.published()
+        except BaseException:
             for bucket in buckets:
                 bucket.close()
-            self._send(Lost(message.generation, why))
-            return
+            raise
         finally:
-            self._floors.pop(message.generation, None)
-        self._tables[path] = (message.generation, table)
-        self._send(Holds(message.generation))
-        _logger.info("event=held table=%s generation=%d", info.path, message.generation)
+            self._floors.pop(log.generation, None)
+        return rows
 
-    async def _loaded(self, message: Hold, buckets: list[_HeldBucket]) -> _HeldTable:
-        info, loop = message.info, asyncio.get_running_loop()
-        view = SlotView(self._board, message.slot, message.generation, info.bucket_count)
-        for number in range(info.bucket_count):
-            buckets.append(await loop.run_in_executor(self._pool, self._open, info, number))
-        floor: asyncio.Future[Sequence[int]] = loop.create_future()
-        self._floors[message.generation] = floor
-        self._send(Opened(message.generation))
-        applied = await floor
-        table = _HeldTable(info, view, buckets, self._pool)
-        ends = table.published()
-        await loop.run_in_executor(self._pool, table.follow, ends)
-        if table.missing(applied):
-            # Of rows that nobody may see yet: the files may have them.
-            raise UnavailableError(f"table '{info.path}' has changes that are not visible yet")
-        await loop.run_in_executor(self._pool, _complete, buckets, applied)
-        return table
-
-    def _open(self, info: TableInfo, number: int) -> _HeldBucket:
-        """Open the files of a bucket's rows and log. Blocking."""
-        table_id = info.table_id
+    def _open(self, log: HeldLog, number: int) -> _HeldBucket:
+        """Open the files of a bucket's rows. Blocking."""
+        info = log.info
         rows = RowCopy(
-            self._directory.key_rows(table_id, number),
-            table_id=table_id,
+            self._directory.key_rows(info.table_id, number),
+            table_id=info.table_id,
             bucket=number,
             rules=table_rules(info),
             options=self._options,
         )
-        try:
-            log = FollowedLog(
-                self._directory.bucket(table_id, number),
-                table_id=table_id,
-                bucket=number,
-                filesystem=self._directory.filesystem,
-                start_offset=rows.applied_offset,
-                high_watermark=rows.applied_offset,
-            )
-        except BaseException:
-            rows.close()
-            raise
-        return _HeldBucket(rows, log, info)
+        return _HeldBucket(rows, log.tablets[number], info)
 
 
 def _complete(buckets: Sequence[_HeldBucket], applied: Sequence[int]) -> None:

@@ -14,16 +14,19 @@ import pickle
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.server.access.access import LastGrants
+from streamhouse.storage_service.server.readers._board import Published
 from streamhouse.storage_service.server.status.metrics import Counts
 
 __all__ = [
+    "Changed",
     "Channel",
     "Figures",
     "Floor",
@@ -34,7 +37,9 @@ __all__ = [
     "Moved",
     "Opened",
     "Opening",
+    "State",
     "Stop",
+    "Watch",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -55,18 +60,38 @@ class Opening:
     log_level: int
     is_log_json: bool
     is_journalled: bool
+    may_lose_rows: bool
     is_traced: bool
     last_grants: LastGrants | None
     """The owner's, which may be better than the file is by now."""
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """Owner: the lake state of a table, and the offsets of overwritten rows.
+
+    The owner sends the message before writing the `number` to the board.
+    """
+
+    generation: int
+    number: int
+    lake: LakeState
+    truncated_offsets: Mapping[int, int]
+    truncated_at_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
-    """Owner: hold the rows of a table; `slot` and `generation` are its place on the board."""
+    """Owner: hold the log of a table, and with `by_key` the rows of a primary key table.
+
+    `slot` and `generation` are the table's place on the board.
+    """
 
     info: TableInfo
     slot: int
     generation: int
+    by_key: bool
+    state: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +119,34 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Reader: lookups of the table can be answered."""
+    """Reader: reads of the table's log can be answered, or lookups with `by_key`."""
 
     generation: int
+    by_key: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Reader: the table is not, or no longer, held."""
+    """Reader: the log, or with `by_key` the rows, are not or no longer held."""
 
     generation: int
+    by_key: bool
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Reader: asks for one `Changed` once the published offsets differ from `published`."""
+
+    generation: int
+    published: Published
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Owner: the published offsets differ from the offsets of a `Watch`."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +165,15 @@ class Figures:
     """Reader: the state and all counters of the process.
 
     `samples` is (metric's family, sample's name, labels) -> value; None: as in the last message. To
-    read all counters takes a reader without requests most of its processor time.
+    read all counters takes a reader without requests most of its processor time. `read_rows` has
+    the rows sent since the figures before, by generation.
     """
 
     connections: int
+    subscriptions: int
     key_bytes: int
     samples: Counts | None
+    read_rows: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ What is no whole request in a simple form goes back before a parser sees it.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -110,7 +111,13 @@ class ReaderConnection(BoundedHttpProtocol):
 
     def go_on_with(self, data: bytes) -> None:
         """See `BoundedHttpProtocol.go_on_with`."""
-        assert not data, "the owner hands idle connections over"
+        self._received = data
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin the request that came with the connection."""
+        super().connection_made(transport)
+        if self._received:
+            self.loop.call_soon(self._go_on)
 
     def on_response_complete(self) -> None:
         """Begin the next request."""

@@ -28,6 +28,7 @@ from streamhouse.storage_service.server.http.open_connections import OpenConnect
 from streamhouse.storage_service.server.readers._board import Board, BoardTenure
 from streamhouse.storage_service.server.readers._held_table import HeldTables
 from streamhouse.storage_service.server.readers._messages import (
+    Changed,
     Channel,
     Figures,
     Floor,
@@ -35,6 +36,7 @@ from streamhouse.storage_service.server.readers._messages import (
     LetGo,
     Moved,
     Opening,
+    State,
     Stop,
 )
 from streamhouse.storage_service.server.readers._reader_app import ReaderApp, ReaderService
@@ -58,11 +60,12 @@ class _Reader:
         self._workers = Pool("reader-rows", config.worker_threads)
         self._connections = OpenConnections.of(config)
         self._tables = HeldTables(config, board, channel.send)
-        service = ReaderService(
+        self._service = ReaderService(
             config,
             self._workers,
             self._metrics,
             self._tables,
+            may_lose_rows=opening.may_lose_rows,
             tenure=BoardTenure(board) if opening.is_journalled else None,
             connections=self._connections,
             last_grants=opening.last_grants,
@@ -72,14 +75,14 @@ class _Reader:
         )
         settings = http_config(
             config,
-            ReaderApp(service, is_traced=opening.is_traced),
+            ReaderApp(self._service, is_traced=opening.is_traced),
             self._connections,
             protocol=protocol,
         )
         self.server = HttpServer(settings, self._connections, None)
         self._adopting: set[asyncio.Task[None]] = set()
         self._has_counted = False
-        service.on_answered = self._answered
+        self._service.on_answered = self._answered
 
     def take(self, message: Any, connection: socket.socket | None) -> None:
         """Take a message of the owner."""
@@ -96,7 +99,13 @@ class _Reader:
                 self._tables.end_generation(path, generation)
             case Floor():
                 self._tables.floor(message)
+            case State():
+                self._tables.state(message)
+            case Changed(generation):
+                self._tables.changed(generation)
             case Stop():
+                self._service.is_draining = True
+                self._tables.wake_all()
                 self.server.should_exit = True
 
     async def report(self) -> None:
@@ -107,9 +116,17 @@ class _Reader:
 
     def send_figures(self) -> None:
         """Send the state, and the counters if they may have changed."""
-        samples = self._metrics.counts() if self._has_counted else None
+        has_counted = self._has_counted or bool(self._service.subscriptions)
         self._has_counted = False
-        self._channel.send(Figures(len(self._connections), self._tables.memory_bytes, samples))
+        self._channel.send(
+            Figures(
+                len(self._connections),
+                len(self._service.subscriptions),
+                self._tables.memory_bytes,
+                self._metrics.counts() if has_counted else None,
+                self._tables.take_read_rows(),
+            )
+        )
 
     def _answered(self, _: HttpExchange) -> None:
         self._has_counted = True

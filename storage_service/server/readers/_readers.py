@@ -1,12 +1,13 @@
-"""Readers beside the owner: processes that answer the lookups of connections handed to them.
+"""Readers beside the owner: processes that answer the reads of connections handed to them.
 
-The owner accepts every connection. A connection whose last requests were all lookups of a table
-that readers hold goes to a reader, as a descriptor over a Unix socket. A reader that cannot answer
-a request gives the connection back, with the request's bytes. So writers never pay for readers, and
-a reader that dies takes only idle connections and unanswered lookups with it.
+The owner accepts every connection. A connection whose last requests were all reads that readers
+can answer goes to a reader, as a descriptor over a Unix socket. A reader that cannot answer a
+request gives the connection back, with the request's bytes. So writers never pay for readers, and a
+reader that dies takes only idle connections and unanswered reads with it.
 
 `_board.py` says how a reader learns what is acknowledged. A table is offered to the readers when
-its lookups come, in one generation: each change of the table's form ends the generation.
+its reads come, in one generation: each change of the table's form ends the generation. Its rows by
+key are offered when lookups come.
 
 Event loop only.
 """
@@ -14,24 +15,31 @@ Event loop only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import logging
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from streamhouse.core.backoff import Backoff
 from streamhouse.core.child_process import end_module, start_module
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.log_lines import JsonFormatter
+from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.server.http._http_server import HttpServer
+from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.http_exchange import Connection, HttpExchange
-from streamhouse.storage_service.server.readers._board import BUCKETS_MAX, SLOTS, Board
+from streamhouse.storage_service.server.readers._board import BUCKETS_MAX, SLOTS, Board, Published
 from streamhouse.storage_service.server.readers._messages import (
+    Changed,
     Channel,
     Figures,
     Floor,
@@ -42,9 +50,11 @@ from streamhouse.storage_service.server.readers._messages import (
     Moved,
     Opened,
     Opening,
+    State,
     Stop,
+    Watch,
 )
-from streamhouse.storage_service.server.service import ReaderFigures, Service
+from streamhouse.storage_service.server.service import ReaderFigures, Service, nobody_takes
 from streamhouse.storage_service.server.status.metrics import Counts
 
 __all__ = ["Readers"]
@@ -52,7 +62,10 @@ __all__ = ["Readers"]
 _logger = logging.getLogger(__name__)
 
 _MODULE: Final = "streamhouse.storage_service.server.readers._reader_process"
-_ROUTES: Final = frozenset(("row", "lookup", "count"))
+_BY_KEY: Final = frozenset(("row", "lookup", "count"))
+_ROUTES: Final = _BY_KEY | {"fetch", "table_state"}
+# The attributes of a table whose change ends a generation.
+_FORM: Final = frozenset(("info", "is_dropped"))
 _ANSWERED: Final = frozenset((200, 404))
 _READS_BEFORE_MOVE: Final = 16
 # A connection that came back stays, longer each time.
@@ -62,6 +75,8 @@ _REFUSED: Final = Backoff(first_s=30.0, most_s=3_600.0)
 _RESTARTS: Final = Backoff(first_s=0.1, most_s=10.0)
 _STEADY_S: Final = 10.0
 _END_S: Final = 5.0
+# How long a subscription waits for a reader of its table.
+_OPENED_S: Final = 1.0
 # A reader sends its figures every second once it has started.
 _SILENT_S: Final = 20.0
 _LAST_LOOK_S: Final = 0.1
@@ -84,7 +99,7 @@ class _Reader:
         self.ended: asyncio.Future[None] = loop.create_future()
         self.heard_s = loop.time()
         self.connections = 0
-        self.figures = Figures(0, 0, None)
+        self.figures = Figures(0, 0, 0, None)
         self.samples: Counts = {}
         self.channel = Channel(
             end, on_message=functools.partial(on_message, self), on_end=self._end
@@ -99,11 +114,42 @@ class _Reader:
 class _Offered:
     """A table that readers hold or load, in one form."""
 
-    def __init__(self, table: KeyTable, slot: int, generation: int) -> None:
+    def __init__(self, table: OpenTable, slot: int, generation: int) -> None:
         self.table = table
-        self.hold = Hold(table.info, slot, generation)
+        self.hold = Hold(
+            table.info, slot, generation, by_key=False, state=_state(table, generation, 1)
+        )
         self.holders: set[_Reader] = set()
+        """The readers with the log."""
+        self.by_key: set[_Reader] = set()
+        """The readers with the rows by key."""
+        self.is_held = asyncio.Event()
+        """Whether a reader has had the log."""
         self.losses: Counter[_Reader] = Counter()
+        self.watches: dict[_Reader, Published] = {}
+        """The readers waiting for other offsets, and the offsets of each `Watch`."""
+
+    def published(self) -> Published:
+        """Return the offsets for the board."""
+        tablets = self.table.tablets
+        return Published(
+            tuple([tablet.log_start_offset for tablet in tablets]),
+            tuple([tablet.high_watermark for tablet in tablets]),
+            self.hold.state.number,
+        )
+
+    def forget(self, reader: _Reader) -> None:
+        """Forget a reader that has ended."""
+        self.holders.discard(reader)
+        self.by_key.discard(reader)
+        self.watches.pop(reader, None)
+        self.losses.pop(reader, None)
+
+
+def _state(table: OpenTable, generation: int, number: int) -> State:
+    return State(
+        generation, number, table.lake, dict(table.truncated_offsets), table.truncated_at_us
+    )
 
 
 class Readers:
@@ -115,8 +161,10 @@ class Readers:
         self._count = count
         self._board = Board.create()
         self._readers: set[_Reader] = set()
-        self._offers: dict[KeyTable, _Offered] = {}
+        self._offers: dict[OpenTable, _Offered] = {}
         self._by_generation: dict[int, _Offered] = {}
+        # Also of generations that have ended: their last figures arrive later.
+        self._tables: WeakValueDictionary[int, OpenTable] = WeakValueDictionary()
         self._generations = itertools.count(1)
         self._free_slots = list(range(SLOTS))
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -132,15 +180,15 @@ class Readers:
         if service.tenure is not None:
             self._run(self._publish_lease())
         service.on_answered = self.answered
+        service.hand_over = self.hand_over
         service.metrics.add_counts = self._counts
         service.reader_figures = self._figures
 
     async def close(self) -> None:
         """Let the readers answer what is in progress, and end them."""
         self._is_closing = True
-        self._service.on_answered = None
-        for reader in self._readers:
-            reader.send(Stop())
+        self._service.on_answered, self._service.hand_over = None, nobody_takes
+        self._send(Stop())
         for reader in tuple(self._readers):
             await asyncio.to_thread(end_module, reader.process, wait_s=_END_S)
         for task in tuple(self._tasks):
@@ -165,7 +213,7 @@ class Readers:
             return
         connection.reads = 0
         if self._loop.time() >= connection.stays_until_s:
-            reader = self._reader_for(exchange.path)
+            reader = self._reader_for(exchange)
             if reader is not None:
                 # After the answer is sent.
                 self._loop.call_soon(self._move, connection, reader)
@@ -178,51 +226,105 @@ class Readers:
             reader.connections += 1
             reader.send(Moved(b"", connection.moves), descriptor)
 
+    async def hand_over(self, exchange: HttpExchange) -> bool:
+        """Give a request and the connection to a reader, if a reader holds the table."""
+        connection = exchange.connection
+        if self._loop.time() < connection.stays_until_s:
+            return False
+        # Only then all that has arrived with the request is known.
+        await own_task()
+        reader = self._reader_for(exchange)
+        if reader is None and (offered := self._offered_for(exchange)) and not offered.losses:
+            # Readers open a log in milliseconds, and may keep the request for weeks.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_OPENED_S):
+                    await offered.is_held.wait()
+            reader = self._reader_for(exchange)
+        if reader is None or self._is_closing:
+            return False
+        request = exchange.request_bytes()
+        descriptor = connection.take_asking_socket()
+        if descriptor is None:
+            return False
+        reader.connections += 1
+        reader.send(Moved(request, connection.moves), descriptor)
+        return True
+
     def _take_back(self, moved: Moved, connection: socket.socket) -> None:
         stays_s = _STAYS.after(moved.moves)
         self._run(self._server.adopt(connection, moved.data, moves=moved.moves, stays_s=stays_s))
 
-    def _reader_for(self, path: str) -> _Reader | None:
-        """Return the reader with the fewest connections of those that hold the table of a URL."""
-        try:
-            table = self._service.lookup_table(path.split("/", 4)[3])
-        except StreamhouseError:
-            return None
-        assert isinstance(table, KeyTable)
-        offered = self._offers.get(table) or self._offer(table)
+    def _reader_for(self, exchange: HttpExchange) -> _Reader | None:
+        """Return the reader with the fewest connections among the holders of the table."""
+        offered = self._offered_for(exchange)
         if offered is None:
             return None
+        holders = offered.holders
+        if exchange.route in _BY_KEY:
+            holders = offered.by_key
+            if not offered.hold.by_key:
+                offered.hold = replace(offered.hold, by_key=True)
+                self._send(offered.hold)
         heard_since_s = self._loop.time() - _HEARD_S
-        holders = [reader for reader in offered.holders if reader.heard_s >= heard_since_s]
-        return min(holders, key=lambda reader: reader.connections, default=None)
+        heard = [reader for reader in holders if reader.heard_s >= heard_since_s]
+        return min(heard, key=lambda reader: reader.connections, default=None)
+
+    def _offered_for(self, exchange: HttpExchange) -> _Offered | None:
+        """Return the offer of a URL's table; None for a table that no reader can hold."""
+        try:
+            table = self._service.readable(exchange.path.split("/", 4)[3])
+        except StreamhouseError:
+            return None
+        return self._offers.get(table) or self._offer(table)
 
     # -- tables --------------------------------------------------------------------------------
 
-    def _offer(self, table: KeyTable) -> _Offered | None:
+    def _offer(self, table: OpenTable) -> _Offered | None:
         """Have all readers hold a table, in the table's present form."""
         if table.is_dropped or table.info.bucket_count > BUCKETS_MAX or not self._free_slots:
             return None
         offered = _Offered(table, self._free_slots.pop(), next(self._generations))
         self._offers[table] = self._by_generation[offered.hold.generation] = offered
+        self._tables[offered.hold.generation] = table
         self._publish(offered)
         table.wakeups.on_wake = functools.partial(self._publish, offered)
-        table.on_change = functools.partial(self._withdraw, offered)
-        for reader in self._readers:
-            reader.send(offered.hold)
+        table.on_change = functools.partial(self._on_change, offered)
+        self._send(offered.hold)
         return offered
 
     def _publish(self, offered: _Offered) -> None:
-        ends = [tablet.high_watermark for tablet in offered.table.tablets]
-        self._board.write(offered.hold.slot, offered.hold.generation, ends)
+        published, generation = offered.published(), offered.hold.generation
+        self._board.write(offered.hold.slot, generation, *published)
+        if offered.watches:
+            for reader, seen in tuple(offered.watches.items()):
+                if seen != published:
+                    del offered.watches[reader]
+                    reader.send(Changed(generation))
+
+    def _send(self, message: Hold | State | LetGo | Stop) -> None:
+        for reader in self._readers:
+            reader.send(message)
+
+    def _on_change(self, offered: _Offered, attribute: str) -> None:
+        """Send the readers a table's new state, or withdraw a table in another form."""
+        if attribute in _FORM:
+            self._withdraw(offered)
+            return
+        hold = offered.hold
+        state = _state(offered.table, hold.generation, hold.state.number + 1)
+        offered.hold = replace(hold, state=state)
+        self._send(state)
+        if attribute != "truncated_at_us":
+            # The rows behind an overwrite are published in the same step, and the number with them.
+            self._publish(offered)
 
     def _withdraw(self, offered: _Offered) -> None:
         """End a generation: from now on no reader answers with it."""
-        self._board.write(offered.hold.slot, 0, ())
+        self._board.write(offered.hold.slot, 0, (), ())
         offered.table.wakeups.on_wake = offered.table.on_change = None
         del self._offers[offered.table], self._by_generation[offered.hold.generation]
         self._free_slots.append(offered.hold.slot)
-        for reader in self._readers:
-            reader.send(LetGo(offered.hold.info.path, offered.hold.generation))
+        self._send(LetGo(offered.hold.info.path, offered.hold.generation))
 
     # -- processes -----------------------------------------------------------------------------
 
@@ -279,6 +381,7 @@ class Readers:
                 log_level=root.level,
                 is_log_json=is_json,
                 is_journalled=service.tenure is not None,
+                may_lose_rows=service.may_lose_rows,
                 is_traced=service.spans is not None,
                 last_grants=service.access.last_grants,
             )
@@ -296,8 +399,7 @@ class Readers:
         self._ended.update(reader.samples)
         reader.channel.close()
         for offered in self._offers.values():
-            offered.holders.discard(reader)
-            offered.losses.pop(reader, None)
+            offered.forget(reader)
 
     def _on_message(self, reader: _Reader, message: Any, connection: socket.socket | None) -> None:
         reader.heard_s = self._loop.time()
@@ -311,28 +413,48 @@ class Readers:
                 if message.samples is not None:
                     reader.samples = message.samples
                 reader.connections = message.connections
-            case Opened(generation):
-                offered = self._by_generation.get(generation)
-                buckets = () if offered is None else offered.table.key_buckets
-                reader.send(Floor(generation, [bucket.rows.applied_offset for bucket in buckets]))
-            case Holds(generation):
-                if (offered := self._by_generation.get(generation)) is not None:
-                    offered.holders.add(reader)
-                    # The next loss is a first one: the rows did fit.
-                    offered.losses.pop(reader, None)
-            case Lost(generation, why):
-                self._lost(reader, generation, why)
+                self._count_rows(message.read_rows)
+            case Opened(generation) | Holds(generation) | Lost(generation) | Watch(generation):
+                self._on_table(reader, message, self._by_generation.get(generation))
 
-    def _lost(self, reader: _Reader, generation: int, why: str) -> None:
-        offered = self._by_generation.get(generation)
-        if offered is None:
+    def _on_table(
+        self, reader: _Reader, message: Opened | Holds | Lost | Watch, offered: _Offered | None
+    ) -> None:
+        """Take a message about a table; `offered` is None after the generation's end."""
+        if isinstance(message, Opened):
+            buckets: Sequence[KeyBucket] = ()
+            if offered is not None:
+                assert isinstance(offered.table, KeyTable)
+                buckets = offered.table.key_buckets
+            applied = [bucket.rows.applied_offset for bucket in buckets]
+            reader.send(Floor(message.generation, applied))
+        elif offered is None:
             return
-        offered.holders.discard(reader)
+        elif isinstance(message, Holds):
+            (offered.by_key if message.by_key else offered.holders).add(reader)
+            offered.is_held.set()
+            if message.by_key == offered.hold.by_key:
+                # The next loss is a first one: the rows did fit.
+                offered.losses.pop(reader, None)
+        elif isinstance(message, Lost):
+            self._lost(reader, offered, message)
+        else:
+            offered.watches[reader] = message.published
+            self._publish(offered)
+
+    def _count_rows(self, read_rows: Mapping[int, int]) -> None:
+        for generation, count in read_rows.items():
+            if (table := self._tables.get(generation)) is not None:
+                table.read_rows += count
+
+    def _lost(self, reader: _Reader, offered: _Offered, message: Lost) -> None:
+        (offered.by_key if message.by_key else offered.holders).discard(reader)
         _logger.info(
-            "event=reader_lost_table pid=%d table=%s why=%r",
+            "event=reader_lost_table pid=%d table=%s by_key=%s why=%r",
             reader.process.pid,
             offered.table.path,
-            why,
+            message.by_key,
+            message.why,
         )
         # Once more after a while: rows may have become visible, or fewer.
         offered.losses[reader] += 1
@@ -340,8 +462,7 @@ class Readers:
         self._loop.call_later(pause_s, self._offer_again, reader, offered)
 
     def _offer_again(self, reader: _Reader, offered: _Offered) -> None:
-        is_current = self._offers.get(offered.table) is offered
-        if is_current and reader in self._readers and reader not in offered.holders:
+        if self._offers.get(offered.table) is offered and reader in self._readers:
             reader.send(offered.hold)
 
     async def _publish_lease(self) -> None:
@@ -361,6 +482,7 @@ class Readers:
             processes=len(self._readers),
             connections=sum(reader.figures.connections for reader in self._readers),
             key_bytes=sum(reader.figures.key_bytes for reader in self._readers),
+            subscriptions=sum(reader.figures.subscriptions for reader in self._readers),
         )
 
     def _counts(self) -> Counter[tuple[str, str, tuple[tuple[str, str], ...]]]:

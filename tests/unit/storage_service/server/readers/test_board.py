@@ -30,60 +30,63 @@ def board() -> Iterator[Board]:
 def test_another_process_sees_what_is_published(board: Board) -> None:
     seen = Board(os.dup(board.descriptor))
     view = SlotView(seen, SLOTS - 1, 5, BUCKETS_MAX)
-    assert view.ends() is None
-    ends = tuple(random.Random(1).randrange(1 << 63) for _ in range(BUCKETS_MAX))
+    assert view.published() is None
+    chance = random.Random(1)
+    starts, ends = (tuple(chance.randrange(1 << 63) for _ in range(BUCKETS_MAX)) for _ in range(2))
 
-    board.write(SLOTS - 1, 5, ends)
+    board.write(SLOTS - 1, 5, starts, ends, 77)
 
-    assert view.ends() == ends
-    assert SlotView(seen, SLOTS - 2, 5, BUCKETS_MAX).ends() is None
+    assert view.published() == (starts, ends, 77)
+    assert view.published() is view.published()
+    assert SlotView(seen, SLOTS - 2, 5, BUCKETS_MAX).published() is None
     seen.close()
 
 
 def test_another_generation_is_not_read(board: Board) -> None:
     view = SlotView(board, 3, 7, 2)
-    board.write(3, 7, (1, 2))
-    assert view.ends() == (1, 2)
+    board.write(3, 7, (0, 1), (1, 2))
+    assert view.published() == ((0, 1), (1, 2), 0)
 
-    board.write(3, 8, (1, 2))
-    assert view.ends() is None
-    board.write(3, 0, ())
-    assert view.ends() is None
-    board.write(3, 7, (3, 4))
-    assert view.ends() == (3, 4)
+    board.write(3, 8, (0, 1), (1, 2))
+    assert view.published() is None
+    board.write(3, 0, (), ())
+    assert view.published() is None
+    board.write(3, 7, (0, 1), (3, 4))
+    assert view.published() == ((0, 1), (3, 4), 0)
 
 
 def test_a_record_that_is_being_written_is_not_read(board: Board) -> None:
     view = SlotView(board, 0, 1, 3)
-    board.write(0, 1, (10, 20, 30))
-    assert view.ends() == (10, 20, 30)
-    start = 16
+    board.write(0, 1, (0, 0, 5), (10, 20, 30))
+    assert view.published() == ((0, 0, 5), (10, 20, 30), 0)
+    start = 24
     board.memory[start : start + 8] = (11).to_bytes(8, "little")
 
-    assert view.ends() is None
+    assert view.published() is None
 
-    board.write(0, 1, (11, 21, 31))
-    assert view.ends() == (11, 21, 31)
+    board.write(0, 1, (1, 1, 6), (11, 21, 31))
+    assert view.published() == ((1, 1, 6), (11, 21, 31), 0)
 
 
 def _publish(descriptor: int, count: int) -> None:
     board = Board(descriptor)
     for number in range(1, count + 1):
-        board.write(1, 1, [number] * 8)
+        board.write(1, 1, [number - 1] * 8, [number] * 8)
 
 
-def test_ends_are_never_mixed_nor_go_back(board: Board) -> None:
-    board.write(1, 1, [0] * 8)
+def test_offsets_are_never_mixed_nor_go_back(board: Board) -> None:
+    board.write(1, 1, [0] * 8, [1] * 8)
     view, count, last = SlotView(board, 1, 1, 8), 20_000, 0
     context = multiprocessing.get_context("fork")
     writer = context.Process(target=_publish, args=(board.descriptor, count))
     writer.start()
     while last < count:
-        ends = view.ends()
-        assert ends is not None
-        assert len(set(ends)) == 1
-        assert ends[0] >= last
-        last = ends[0]
+        published = view.published()
+        assert published is not None
+        assert len(set(published.ends)) == len(set(published.starts)) == 1
+        assert published.ends[0] == published.starts[0] + 1
+        assert published.ends[0] >= last
+        last = published.ends[0]
     writer.join()
     assert writer.exitcode == 0
 

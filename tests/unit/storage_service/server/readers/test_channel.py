@@ -33,7 +33,7 @@ async def test_connections_arrive_with_their_messages() -> None:
     for number in range(40):
         client, served = socket.socketpair()
         clients.append(client)
-        ours.channel.send(Lost(number, "x" * 10_000))
+        ours.channel.send(Lost(number, by_key=True, why="x" * 10_000))
         ours.channel.send(Moved(bytes([number]) * 30_000, number), served.detach())
 
     # Far more than the buffers of the sockets have room for.
@@ -41,7 +41,7 @@ async def test_connections_arrive_with_their_messages() -> None:
 
     for number, client in enumerate(clients):
         lost, nothing = theirs.messages[2 * number]
-        assert (lost, nothing) == (Lost(number, "x" * 10_000), None)
+        assert (lost, nothing) == (Lost(number, by_key=True, why="x" * 10_000), None)
         moved, served = theirs.messages[2 * number + 1]
         assert moved == Moved(bytes([number]) * 30_000, number)
         served.sendall(bytes([number]))
@@ -69,7 +69,7 @@ async def test_what_is_on_the_way_is_closed_with_the_channel() -> None:
     first, second = socket.socketpair()
     ours = _End(first)
     client, served = socket.socketpair()
-    ours.channel.send(Lost(1, "x" * (4 << 20)))
+    ours.channel.send(Lost(1, by_key=True, why="x" * (4 << 20)))
     ours.channel.send(Moved(b"", 0), served.detach())
 
     ours.channel.close()
@@ -99,11 +99,11 @@ async def test_a_connection_without_room_takes_no_other_with_it(
     # In several pieces, the first with the descriptor.
     for number, (_, served) in enumerate(pairs):
         ours.channel.send(Moved(bytes([number]) * 600_000, number), served.detach())
-    ours.channel.send(Lost(7, ""))
+    ours.channel.send(Lost(7, by_key=True, why=""))
 
     await until(lambda: len(theirs.messages) == 2)
 
-    assert theirs.messages[1] == (Lost(7, ""), None)
+    assert theirs.messages[1] == (Lost(7, by_key=True, why=""), None)
     moved, carried = theirs.messages[0]
     assert moved == Moved(b"\x01" * 600_000, 1)
     carried.sendall(b"second")
@@ -134,7 +134,7 @@ async def test_what_the_kernel_has_no_room_for_is_sent_later(
     ours, theirs = map(_End, socket.socketpair())
     client, served = socket.socketpair()
     ours.channel.send(Moved(b"first", 0), served.detach())
-    ours.channel.send(Lost(2, ""))
+    ours.channel.send(Lost(2, by_key=True, why=""))
 
     await until(lambda: len(theirs.messages) == 2)
 

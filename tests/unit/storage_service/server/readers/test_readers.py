@@ -26,7 +26,7 @@ from tests.support.held_step import around
 from tests.support.in_process_service import InProcessService, in_process_service, until
 from tests.support.jumping_loop import JumpingLoop
 
-_NOTHING = Figures(0, 0, None)
+_NOTHING = Figures(0, 0, 0, None)
 
 
 class _Process:
@@ -71,9 +71,9 @@ class _World:
     async def holding(self, *processes: _Process) -> None:
         """Have readers hold the table."""
         self.ask()
-        await until(lambda: all(process.of(Hold) for process in processes))
+        await until(lambda: all(process.of(Hold)[1:] for process in processes))
         for process in processes:
-            process.channel.send(Holds(process.of(Hold)[-1].generation))
+            process.channel.send(Holds(process.of(Hold)[-1].generation, by_key=True))
 
     def ask(self) -> None:
         """Answer a lookup that makes its connection move."""
@@ -163,18 +163,18 @@ def test_a_silent_reader_gets_no_connections(
     async def silent(world: _World) -> None:
         first, second = world.processes
         await world.holding(first, second)
-        first.channel.send(Figures(10, 0, None))
-        second.channel.send(Figures(5, 0, None))
+        first.channel.send(Figures(10, 0, 0, None))
+        second.channel.send(Figures(5, 0, 0, None))
         await asyncio.sleep(0.1)
         await world.moved(to=second)
 
         # The second reader has fewer connections, and says nothing.
         await asyncio.sleep(4)
-        first.channel.send(Figures(10, 0, None))
+        first.channel.send(Figures(10, 0, 0, None))
         await asyncio.sleep(0.1)
         await world.moved(to=first)
 
-        second.channel.send(Figures(5, 0, None))
+        second.channel.send(Figures(5, 0, 0, None))
         await asyncio.sleep(0.1)
         await world.moved(to=second)
 
@@ -191,7 +191,7 @@ def test_a_load_that_succeeded_ends_the_row_of_losses(
 
         async def offered_again_after() -> float:
             count, lost_s = len(process.of(Hold)), loop.time()
-            process.channel.send(Lost(process.of(Hold)[-1].generation, "no room"))
+            process.channel.send(Lost(process.of(Hold)[-1].generation, by_key=True, why="no room"))
             while len(process.of(Hold)) == count:
                 await asyncio.sleep(1)
                 process.channel.send(_NOTHING)
@@ -199,7 +199,7 @@ def test_a_load_that_succeeded_ends_the_row_of_losses(
 
         assert await offered_again_after() == pytest.approx(30, abs=3)
         assert await offered_again_after() == pytest.approx(60, abs=3)
-        process.channel.send(Holds(process.of(Hold)[-1].generation))
+        process.channel.send(Holds(process.of(Hold)[-1].generation, by_key=True))
         assert await offered_again_after() == pytest.approx(30, abs=3)
 
     _run(tmp_path, monkeypatch, lose, count=1)
@@ -214,7 +214,7 @@ def test_counters_stay_as_they_were_told_last(
         (process,) = world.processes
 
         async def counted(connections: int, samples: dict[Any, float] | None) -> dict[Any, float]:
-            process.channel.send(Figures(connections, 0, samples))
+            process.channel.send(Figures(connections, 0, 0, samples))
             await until(lambda: world.service.reader_figures().connections == connections)
             return dict(world.service.metrics.add_counts())
 

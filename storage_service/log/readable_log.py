@@ -58,6 +58,10 @@ class ReadableLog:
         rows = self._chain.segments[-1].end_offset - self.log_start_offset
         return self.size_bytes * row_count // max(rows, 1)
 
+    def is_at_hand(self, end: int) -> bool:  # noqa: ARG002
+        """Whether a read up to `end` has nothing to look at before, and can be made at once."""
+        return True
+
     def read(
         self, offset: int, *, bytes_max: int, end_offset: int | None = None
     ) -> list[StoredBatch]:
