@@ -73,6 +73,14 @@ class FollowedLog(ReadableLog):
         """Take what the writer's side has published; neither ever goes back."""
         self._truncated_offset = start_offset
         self.high_watermark = high_watermark
+        if self._chain.segments[0].end_offset <= start_offset and self._lock.acquire(
+            blocking=False
+        ):
+            # A removed file takes space on the disk while it is mapped here.
+            try:
+                self._chain.leave_below(start_offset)
+            finally:
+                self._lock.release()
 
     def follow(self, *, frames_max: int = _ALL_FRAMES) -> bool:
         """Look at new frames below the published end; return whether none is left to look at.

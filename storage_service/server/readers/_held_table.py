@@ -11,6 +11,7 @@ What a reader cannot do for certain ends in `UnavailableError`, and the owner ge
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -320,6 +321,12 @@ class HeldTables:
                 raise UnavailableError(f"table '{path}' is not held")
             self._by_text[path] = held
         return held
+
+    def look(self) -> None:
+        """Take what is published of all tables, also of those that nobody reads just now."""
+        for held in self._tables.values():
+            with contextlib.suppress(UnavailableError):
+                held.log.published()
 
     def take_read_rows(self) -> dict[int, int]:
         """Return how many rows were sent since the last call, by generation."""

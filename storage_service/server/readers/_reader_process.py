@@ -112,6 +112,7 @@ class _Reader:
         """Send the figures again and again."""
         while True:
             await asyncio.sleep(_FIGURES_S)
+            self._tables.look()
             self.send_figures()
 
     def send_figures(self) -> None:

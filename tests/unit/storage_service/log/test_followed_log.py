@@ -177,6 +177,33 @@ def test_a_follower_that_slept_while_all_its_files_were_removed_goes_on(tmp_path
     log.close()
 
 
+def test_removed_files_are_let_go_without_a_read(tmp_path: Path) -> None:
+    clock, filesystem = SettableClock(), LocalFilesystem()
+    log = open_log(LocalFilesystem(), directory=tmp_path, clock_us=clock, segment_bytes_max=200)
+    for number in range(10):
+        clock.now_us += 1_000
+        store(log, b"%d" % number * 60)
+    follower = FollowedLog(
+        tmp_path,
+        table_id=7,
+        bucket=0,
+        filesystem=filesystem,
+        start_offset=0,
+        high_watermark=log.high_watermark,
+    )
+    assert len(_read(follower, 0)) == 10
+    log.apply_retention(timestamp_us_before=clock.now_us - 3_000, offset_max=8)
+    assert "(deleted)" in Path("/proc/self/maps").read_text("utf-8")
+
+    _publish(follower, log)
+
+    gone = [
+        line for line in Path("/proc/self/maps").read_text("utf-8").split("\n") if "del" in line
+    ]
+    assert not [line for line in gone if str(tmp_path) in line]
+    log.close()
+
+
 def test_a_follower_looks_at_some_frames_at_a_time(tmp_path: Path) -> None:
     log, follower = _log(tmp_path), _follower(tmp_path)
     store(log, *[b"%d" % number for number in range(10)])
@@ -246,17 +273,24 @@ def test_another_tables_segment_is_refused(tmp_path: Path) -> None:
 class _Reader(threading.Thread):
     """Reads a follower from the start on, until the end that is published when `is_over` is set."""
 
-    def __init__(self, follower: FollowedLog, is_over: threading.Event) -> None:
+    def __init__(
+        self, follower: FollowedLog, published: threading.Condition, is_over: threading.Event
+    ) -> None:
         super().__init__()
         self._follower = follower
+        self._published = published
         self._is_over = is_over
         self.position = 0
         self.problem: object = None
 
     def run(self) -> None:
-        while not self.problem and not (
-            self._is_over.is_set() and self.position == self._follower.high_watermark
-        ):
+        while not self.problem:
+            with self._published:
+                self._published.wait_for(
+                    lambda: self.position < self._follower.high_watermark or self._is_over.is_set()
+                )
+            if self.position == self._follower.high_watermark:
+                return
             try:
                 batches = self._follower.read(self.position, bytes_max=2_000)
             except OffsetOutOfRangeError:
@@ -282,10 +316,11 @@ def test_readers_and_the_writer_run_beside_each_other(tmp_path: Path, seed: int)
     random, clock = Random(seed), SettableClock()
     log = open_log(LocalFilesystem(), directory=tmp_path, clock_us=clock, segment_bytes_max=3_000)
     follower, is_over = _follower(tmp_path, log), threading.Event()
-    readers = [_Reader(follower, is_over) for _ in range(2)]
+    published = threading.Condition()
+    readers = [_Reader(follower, published, is_over) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for _ in range(400):
+    for _ in range(200):
         clock.now_us += 1_000
         for _ in range(random.randint(1, 3)):
             rows, offset = random.randint(1, 60), log.log_end_offset
@@ -297,10 +332,14 @@ def test_readers_and_the_writer_run_beside_each_other(tmp_path: Path, seed: int)
             log.apply_retention(
                 timestamp_us_before=clock.now_us - 20_000, offset_max=log.high_watermark
             )
-        _publish(follower, log)
+        with published:
+            _publish(follower, log)
+            published.notify_all()
     log.publish()
-    _publish(follower, log)
-    is_over.set()
+    with published:
+        _publish(follower, log)
+        is_over.set()
+        published.notify_all()
     for reader in readers:
         reader.join()
         assert reader.problem is None
