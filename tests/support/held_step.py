@@ -130,6 +130,7 @@ STEPS: Final = {
     "changes-replaying": Place(
         "storage_service.kv.kv_tablet", "KvTablet.replay", "what a start replays is seen nowhere"
     ),
+    "copy-replaying": Place("storage_service.kv.row_copy", "RowCopy.replay", _HELD),
     "keys-planning": Place(
         f"{_ENGINE}.keys._key_planner", "plan_writes", "who plans is seen nowhere"
     ),

@@ -181,8 +181,9 @@ class HeldRows(LookupTable):
         self._buckets = buckets
         self._pool = pool
         self._following: asyncio.Future[None] | None = None
-        self._followed_ends: Sequence[int] = ()
-        """The object with the ends that were applied last."""
+        # While a thread follows, some buckets are further than others. So the ends that all buckets
+        # have, and the number of rows then, are replaced together when a thread is done.
+        self._counted: tuple[Sequence[int], int] = ((0,) * len(buckets), 0)
 
     @property
     def path(self) -> TablePath:
@@ -190,8 +191,8 @@ class HeldRows(LookupTable):
         return self.lookup.info.path
 
     def count_rows(self) -> int:
-        """See `LookupTable.count_rows`."""
-        return sum(bucket.rows.row_count for bucket in self._buckets)
+        """See `LookupTable.count_rows`: the rows at the ends that were followed last."""
+        return self._counted[1]
 
     def shows(self, ends: Mapping[int, int]) -> bool:
         """Whether the changes below these ends are applied: only visible changes are."""
@@ -203,26 +204,21 @@ class HeldRows(LookupTable):
         return sum(bucket.rows.memory_bytes for bucket in self._buckets)
 
     def missing(self, ends: Sequence[int]) -> int:
-        """Return the number of changes below `ends` that are not applied."""
-        return sum(
-            end - bucket.rows.applied_offset
-            for end, bucket in zip(ends, self._buckets, strict=True)
-            if end > bucket.rows.applied_offset
-        )
+        """Return the number of changes below `ends` that are not known to be applied."""
+        applied, _ = self._counted
+        return sum(max(end - before, 0) for end, before in zip(ends, applied, strict=True))
 
     def follow_at_once(self, ends: Sequence[int]) -> bool:
         """Apply the changes below `ends` if these are few; whether all are applied."""
-        if ends is self._followed_ends:
+        if ends is self._counted[0]:
             return True
-        if self._following is not None:
-            return self.missing(ends) == 0
         count = self.missing(ends)
         if count:
-            is_quick = all(bucket.rows.replays_at_once(count) for bucket in self._buckets)
-            if count > _CHANGES_AT_ONCE or not is_quick:
+            if self._following is not None or count > _CHANGES_AT_ONCE:
+                return False
+            if not all(bucket.rows.replays_at_once(count) for bucket in self._buckets):
                 return False
             self.follow(ends, at_once=True)
-        self._followed_ends = ends
         return True
 
     async def follow_soon(self, ends: Sequence[int]) -> None:
@@ -250,6 +246,7 @@ class HeldRows(LookupTable):
         for end, bucket in zip(ends, self._buckets, strict=True):
             if end > bucket.rows.applied_offset:
                 bucket.follow(end, at_once=at_once)
+        self._counted = ends, sum(bucket.rows.row_count for bucket in self._buckets)
 
     async def close(self) -> None:
         """Release files and memory, after the thread that follows."""
