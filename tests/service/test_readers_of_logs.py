@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 import time
+import urllib.parse
 from collections.abc import Iterator
 from http.client import HTTPResponse
 from itertools import islice
@@ -165,6 +166,35 @@ def test_a_subscription_ends_with_the_tables_form(
         client.add_column("t", "more", "bigint")
 
         assert list(ids) == list(range(1, 10))
+
+
+def test_a_slow_subscriber_gets_no_rows_that_were_overwritten_meanwhile(
+    service: ServiceProcess, client: StorageClient
+) -> None:
+    """A row of bucket 0 does not fit into the sockets, and bucket 1 has its turn afterwards."""
+    client.create_table("wide", SCHEMA, bucket_count=2, bucket_key="id", properties=NO_LAKE)
+    client.append("wide", _rows(*range(20)))
+    buckets = {
+        identifier: bucket
+        for bucket in (0, 1)
+        for batch in client.fetch("wide", bucket, 0)
+        for identifier in batch.data.column("id").to_pylist()
+    }
+    start = {b: int(at.high_watermark) for b, at in client.positions("wide").items()}
+    large, small = (next(i for i in buckets if buckets[i] == bucket) for bucket in (0, 1))
+    client.append("wide", _rows(large, name="x" * (10 << 20)))
+    client.append("wide", _rows(small, name="overwritten"))
+    moved = LogConnection(service, "wide")
+    moved.move("/state")
+    place = urllib.parse.quote(json.dumps(start))
+    path = f"/subscribe?start={place}&format=sse&table_id={moved.table_id()}"
+    with moved.open("GET", path) as answer:
+        assert answer.read(1)
+        with client.begin_transaction("wide", operation="overwrite") as transaction:
+            transaction.commit([transaction.stage(_rows(-1, name="new"))])
+
+        assert not any(b"overwritten" in line for line in answer)
+    moved.close()
 
 
 def test_a_subscription_of_a_moved_connection_is_answered_there(moved: LogConnection) -> None:

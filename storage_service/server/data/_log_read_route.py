@@ -279,6 +279,8 @@ async def _next_page(
     Raises `OverloadedError` when answer memory is short.
     """
     try:
+        # The push before may have waited for a slow client, and rows are overwritten meanwhile.
+        service.check_readable(table)
         _check_offset(table, bucket, offset)
         return await reader.page(
             bucket,

@@ -137,6 +137,9 @@ class HeldLog(ReadableTable[FollowedLog]):
         self.wakeups.wake(
             [n for n, (s, e, start, end) in enumerate(places) if (s, e) != (start, end)]
         )
+        if self.wakeups.count:
+            # The owner answers a `Watch` once, and who waits for another bucket waits on.
+            self.watch()
 
     def close(self) -> None:
         """End all waits, and close the files."""
