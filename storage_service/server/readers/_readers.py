@@ -77,8 +77,10 @@ _STEADY_S: Final = 10.0
 _END_S: Final = 5.0
 # How long a subscription waits for a reader of its table.
 _OPENED_S: Final = 1.0
-# A reader sends its figures every second once it has started.
+# A reader sends its figures every second once it has started. On a machine without time for it a
+# start takes long, and another start takes longer.
 _SILENT_S: Final = 20.0
+_START_S: Final = 120.0
 _LAST_LOOK_S: Final = 0.1
 # A reader that is silent for longer gets no connections.
 _HEARD_S: Final = 3.0
@@ -98,6 +100,7 @@ class _Reader:
         self.process = process
         self.ended: asyncio.Future[None] = loop.create_future()
         self.heard_s = loop.time()
+        self.silent_s_max = _START_S
         self.connections = 0
         self.figures = Figures(0, 0, 0, None)
         self.samples: Counts = {}
@@ -354,9 +357,10 @@ class Readers:
         """Return when a reader has ended, or was killed because it is silent."""
         while not reader.ended.done():
             heard_s = reader.heard_s
-            remaining_s = heard_s + _SILENT_S - self._loop.time()
+            remaining_s = heard_s + reader.silent_s_max - self._loop.time()
             # After a pause of this process the messages of the pause are read before the last look.
-            await asyncio.wait([reader.ended], timeout=max(remaining_s, _LAST_LOOK_S))
+            look_s = max(min(remaining_s, _SILENT_S), _LAST_LOOK_S)
+            await asyncio.wait([reader.ended], timeout=look_s)
             if remaining_s <= 0 and reader.heard_s == heard_s and not reader.ended.done():
                 _logger.error("event=reader_silent pid=%d", reader.process.pid)
                 reader.process.kill()
@@ -402,7 +406,7 @@ class Readers:
             offered.forget(reader)
 
     def _on_message(self, reader: _Reader, message: Any, connection: socket.socket | None) -> None:
-        reader.heard_s = self._loop.time()
+        reader.heard_s, reader.silent_s_max = self._loop.time(), _SILENT_S
         match message:
             case Moved():
                 assert connection is not None

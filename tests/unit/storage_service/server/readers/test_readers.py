@@ -157,6 +157,22 @@ def test_a_silent_reader_is_replaced_after_its_time(
     _run(tmp_path, monkeypatch, silent, count=1)
 
 
+def test_a_reader_has_more_time_for_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine readers were killed before they had started, again and again."""
+
+    async def starting(world: _World) -> None:
+        started_s = asyncio.get_running_loop().time()
+        (process,) = world.processes
+        while len(world.processes) == 1:
+            await asyncio.sleep(1)
+        assert process.killed_s is not None
+        assert process.killed_s - started_s == pytest.approx(120, abs=1.5)
+
+    _run(tmp_path, monkeypatch, starting, count=1)
+
+
 def test_a_silent_reader_gets_no_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
