@@ -18,8 +18,16 @@ from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.kv.row_copy import RowCopy
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 from streamhouse.storage_service.server.readers._board import Board
-from streamhouse.storage_service.server.readers._held_table import HeldTables
-from streamhouse.storage_service.server.readers._messages import Floor, Hold, Holds, Lost, Opened
+from streamhouse.storage_service.server.readers._held_table import HeldRows, HeldTables
+from streamhouse.storage_service.server.readers._messages import (
+    Floor,
+    Hold,
+    Holds,
+    Lost,
+    Opened,
+    State,
+    Watch,
+)
 from tests.support.held_step import around
 from tests.support.in_process_service import (
     event_rows,
@@ -44,26 +52,33 @@ class _Owner:
         self.holds = False
         self.held = HeldTables(ServiceConfig(data_dir=data), board, self._take)
 
-    def _take(self, message: Opened | Holds | Lost) -> None:
+    def _take(self, message: Opened | Holds | Lost | Watch) -> None:
         match message:
             case Opened(generation):
                 applied = [bucket.rows.applied_offset for bucket in self.table.key_buckets]
                 self.held.floor(Floor(generation, applied))
-            case Holds():
+            case Holds(by_key=True):
                 self.holds = True
             case Lost(why=why):
                 self.lost.append(why)
 
     def publish(self) -> None:
         """Tell the reader what is visible."""
-        self._board.write(_SLOT, _GENERATION, visible_ends(self.table))
+        ends = visible_ends(self.table)
+        self._board.write(_SLOT, _GENERATION, [0] * len(ends), ends)
 
     async def hold(self) -> None:
-        """Have the reader load the table, and wait until it has answered."""
+        """Have the reader load the rows, and wait until it has answered."""
         self.lost.clear()
         self.publish()
-        self.held.hold(Hold(self.table.info, _SLOT, _GENERATION))
+        state = State(_GENERATION, 0, self.table.lake, {}, 0)
+        self.held.hold(Hold(self.table.info, _SLOT, _GENERATION, by_key=True, state=state))
         await until(lambda: self.holds or bool(self.lost))
+
+    @property
+    def rows(self) -> HeldRows:
+        """The rows that the reader holds."""
+        return self.held.rows("default.events")
 
     async def upsert(self, start: int, count: int) -> None:
         """Write rows to both buckets at once."""
@@ -116,13 +131,13 @@ async def test_a_count_beside_a_thread_that_follows_is_one_of_a_moment(
     async with _owner(tmp_path) as owner:
         await owner.upsert(0, 100)
         await owner.hold()
-        held = owner.held.get("default.events")
+        held = owner.rows
         assert held.count_rows() == 200
-        before = held.published()
+        before = held.log.published().ends
 
         await owner.upsert(1_000, 500)
         step.is_armed = True
-        following = asyncio.ensure_future(held.follow_soon(held.published()))
+        following = asyncio.ensure_future(held.follow_soon(held.log.published().ends))
         await until(step.is_reached.is_set)
         # A request that arrived before the change, and is answered now.
         assert held.missing(before) == 0
@@ -141,15 +156,15 @@ async def test_who_waits_for_an_end_in_the_middle_waits_for_all_buckets(
     around(monkeypatch, "copy-replaying", step.replay)
     async with _owner(tmp_path) as owner:
         await owner.hold()
-        held = owner.held.get("default.events")
+        held = owner.rows
         await owner.manager.write_keys(
             owner.table, [KeyWrite(0, event_rows(0, 100))], columns=None, writer_id=0
         )
         owner.publish()
-        middle = held.published()
+        middle = held.log.published().ends
         await owner.upsert(1_000, 500)
         step.is_armed = True
-        following = asyncio.ensure_future(held.follow_soon(held.published()))
+        following = asyncio.ensure_future(held.follow_soon(held.log.published().ends))
         await until(step.is_reached.is_set)
 
         assert held.missing(middle) > 0
@@ -175,4 +190,4 @@ async def test_files_with_rows_that_nobody_may_see_yet_are_not_held(tmp_path: Pa
         writer.publish_all()
         await owner.hold()
         assert owner.holds
-        assert owner.held.get("default.events").count_rows() == 210
+        assert owner.rows.count_rows() == 210
