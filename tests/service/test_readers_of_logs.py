@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 import urllib.parse
@@ -313,3 +314,33 @@ def test_who_waits_for_a_dropped_table_is_told(client: StorageClient, moved: Log
 
     # 503 from the owner while the drop is in progress.
     assert answers[0][0] in (404, 503)
+
+
+@pytest.mark.parametrize(
+    ("version", "rest", "is_kept"),
+    [
+        (b"1.1", b"\r\n", True),
+        (b"1.1", b"Content-Length: 5\r\n\r\nhello", True),
+        (b"1.1", b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", True),
+        (b"1.0", b"\r\n", False),
+    ],
+)
+def test_a_subscription_in_another_form_is_answered_beside_readers(
+    service: ServiceProcess, client: StorageClient, version: bytes, rest: bytes, *, is_kept: bool
+) -> None:
+    """A request goes to a reader by its head: a body would be missed there."""
+    for _ in range(2):
+        with _subscribed(service) as (ids, _):
+            assert next(ids) == 0
+    host, port = service.endpoint.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        line = b"GET /v1/tables/t/subscribe?start=earliest HTTP/%b\r\n" % version
+        connection.sendall(line + b"Host: localhost\r\n" + rest)
+        head = b""
+        while b"\r\n\r\n" not in head:
+            piece = connection.recv(1_000)
+            assert piece
+            head += piece
+
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert (b"\r\nconnection: close\r\n" in head) != is_kept

@@ -200,11 +200,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def take_asking_socket(self) -> int | None:
         """Return a descriptor of the connection, and give up the connection and the request.
 
-        None for a connection with further requests.
+        None for a connection with further requests, and for a request that is more than its head:
+        its body has been read here, and the next request would be taken for the body elsewhere.
         """
         answered = self._answered
         is_alone = self._head_bytes is None and not (self.pipeline or self._unparsed)
-        if answered is None or answered.response_started or not is_alone:
+        if answered is None or answered.response_started or not is_alone or not _is_plain(answered):
             return None
         descriptor = self._socket_taken()
         if descriptor is not None:
@@ -305,16 +306,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _keep_headers(self) -> None:
         """Keep the parsed headers of a GET that was the whole piece."""
         self._keeps_headers = False
-        cycle = self.cycle
-        scope: Any = cycle.scope
-        is_plain = (
-            self._head_bytes is None
-            and cycle.keep_alive
-            and scope["method"] == "GET"
-            and scope["http_version"] == "1.1"
-            and not any(name in _NOT_PLAIN for name, _ in self.headers)
-        )
-        if is_plain:
+        if self._head_bytes is None and self.cycle.keep_alive and _is_plain(self.cycle):
             self._get_headers = [*self.headers]
 
     def _parse(self, data: bytes) -> None:
@@ -507,6 +499,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             b"connection: close\r\n\r\n%s" % (error.http_status, len(body), body)
         )
         self.transport.close()
+
+
+def _is_plain(cycle: RequestResponseCycle) -> bool:
+    """Whether a request is a GET without a body, by a client that reads every form of answer."""
+    scope: Any = cycle.scope
+    return (
+        scope["method"] == "GET"
+        and scope["http_version"] == "1.1"
+        and not any(name in _NOT_PLAIN for name, _ in scope["headers"])
+    )
 
 
 def _is_one_head(data: bytes) -> bool:
