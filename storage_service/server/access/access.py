@@ -20,6 +20,7 @@ import base64
 import hmac
 import ipaddress
 import logging
+import math
 import re
 import socket
 import time
@@ -53,7 +54,8 @@ class AccessControl:
         file = config.grants_file
         self._grants = None if file is None else Grants(file, last=last_grants)
         self._check_interval_s = config.grants_check_interval_ms / 1000
-        self._checked_at = time.monotonic()
+        # The other process may have looked long ago: a token may be revoked since.
+        self._checked_at = time.monotonic() if last_grants is None else -math.inf
 
     @property
     def reload_failures(self) -> int:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.server.access._grants import token_hash
+from streamhouse.storage_service.server.access.access import AccessControl
 from streamhouse.storage_service.server.routes import OPEN_PAGES, Answer
 from tests.support.in_process_service import (
     EVENTS,
@@ -212,3 +214,19 @@ async def test_a_subscription_ends_when_its_token_is_revoked(tmp_path: Path) -> 
         answer = await asyncio.wait_for(answering, 60)
         assert answer.status == 200
         assert answer.is_complete
+
+
+def test_a_process_beside_another_looks_at_the_file_before_the_first_request(
+    tmp_path: Path,
+) -> None:
+    """The other process looks while it has requests, so its grants may be hours old."""
+    grants = _grants(tmp_path / "g", reader=["read:*"])
+    config = ServiceConfig(
+        data_dir=tmp_path, grants_file=grants, grants_check_interval_ms=3_600_000
+    )
+    owner = AccessControl(config)
+    grants.write_text("")
+
+    beside = AccessControl(config, last_grants=owner.last_grants)
+
+    assert beside.caller_of(b"reader") is None
