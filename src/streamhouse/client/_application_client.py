@@ -474,13 +474,7 @@ class ApplicationClient(TransactionCalls):
         def look_up(rows: Arrow, table: TableInfo | None = None) -> pa.Table:
             return reads.lookup(self._transport, name, rows, columns=column_names, table=table)
 
-        if not self._transport.any_process.is_used:
-            return self._with_keys(path, keys, look_up)
-        return self._with_keys(
-            path,
-            keys,
-            lambda rows: self._with_table(path, lambda table: look_up(rows, table)),
-        )
+        return self._with_named_table(path, keys, look_up)
 
     def lookup_one(self, /, path: str, **key: Any) -> dict[str, Any] | None:
         """Return the row with this key, as in `lookup_one("airlines", carrier="UA")`, or None."""
@@ -506,12 +500,24 @@ class ApplicationClient(TransactionCalls):
         name = str(TablePath.parse(path))
         row_limit = whole(limit, argument="limit", least=1)
         column_names = None if columns is None else names(columns, argument="columns")
+
+        def look_up(rows: Arrow, table: TableInfo | None = None) -> pa.Table:
+            return reads.prefix_lookup(
+                self._transport, name, rows, limit=row_limit, columns=column_names, table=table
+            )
+
+        return self._with_named_table(path, keys, look_up)
+
+    def _with_named_table(
+        self, path: str, keys: Rows, look_up: Callable[..., pa.Table]
+    ) -> pa.Table:
+        """Look keys up with their table, if the answer is one of any process's answers."""
+        if not self._transport.any_process.is_used:
+            return self._with_keys(path, keys, look_up)
         return self._with_keys(
             path,
             keys,
-            lambda rows: reads.prefix_lookup(
-                self._transport, name, rows, limit=row_limit, columns=column_names
-            ),
+            lambda rows: self._with_table(path, lambda table: look_up(rows, table)),
         )
 
     def _with_keys(self, path: str, keys: Rows, look_up: Callable[[Arrow], pa.Table]) -> pa.Table:

@@ -136,7 +136,10 @@ def fetch(
         cut(path, address, batch, start=offset, end=end_offset, table_id=answer_table_id)
         for address, batch in body.batches
     )
-    return [part for part in cuts if part is not None]
+    parts = [part for part in cuts if part is not None]
+    if parts:
+        transport.any_process.note_fetched(bucket, parts[-1].end_offset)
+    return parts
 
 
 def fingerprint_at(
@@ -254,10 +257,12 @@ def prefix_lookup(
     *,
     limit: int,
     columns: Sequence[str] | None,
+    table: TableInfo | None = None,
 ) -> pa.Table:
-    """See `StorageClient.prefix_lookup`."""
+    """See `StorageClient.prefix_lookup`; with `table` no later lookup goes back."""
     query = {"limit": str(limit), **named_columns(columns)}
-    answer = _post_keys(transport, f"/v1/tables/{path}/prefix_lookup", query, _whole(keys))
+    url = f"/v1/tables/{path}/prefix_lookup"
+    answer = _post_keys(transport, url, query, _whole(keys), table=table, is_for_owner=True)
     return answer.replace_schema_metadata(None)
 
 
@@ -362,17 +367,23 @@ def _post_keys(
     keys: pa.RecordBatch,
     *,
     table: TableInfo | None = None,
+    is_for_owner: bool = False,
 ) -> pa.Table:
     body = encode_append_body(keys.schema, [(None, 0, keys)])
     try:
-        answer = transport.read("POST", url, query=query, body=body, table=table)
+        answer = transport.read(
+            "POST", url, query=query, body=body, table=table, is_for_owner=is_for_owner
+        )
     except RequestTooLargeError:
         # The size of the rows is unknown before the lookup.
         if keys.num_rows < 2:
             raise
         half = keys.num_rows // 2
         halves = (keys.slice(0, half), keys.slice(half))
-        parts = [_post_keys(transport, url, query, part, table=table) for part in halves]
+        parts = [
+            _post_keys(transport, url, query, part, table=table, is_for_owner=is_for_owner)
+            for part in halves
+        ]
         return pa.concat_tables(parts)
     try:
         return pa.ipc.open_stream(pa.py_buffer(answer.data)).read_all()

@@ -167,7 +167,7 @@ async def _lookup_answer(
 
 async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Answer the rows of every key prefix in key order, up to `limit` rows per prefix."""
-    query = exchange.query(["columns", "limit"])
+    query = exchange.query(["columns", "limit", *_LEAST])
     table = _key_table(service, path)
     columns = column_names(query.get("columns"), table.info)
     limit = integer("limit", query.get("limit", str(_PREFIX_LIMIT_DEFAULT)), least=1)
@@ -175,6 +175,7 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
     rows_max, bytes_max = service.config.lookup_rows_max, service.answers.answer_bytes_max
     with service.body_memory.body(exchange.share) as memory:
         prefixes = await _keys(exchange, service, table, memory, what="prefix lookup")
+        await _wait_for_least(exchange, service, table, query)
         if limit * prefixes.num_rows > rows_max:
             raise RequestTooLargeError(
                 f"prefix lookup in '{table.path}': {prefixes.num_rows} prefixes of up to {limit}"

@@ -77,6 +77,7 @@ def follow(
                     part = cut(path, address, batch, start=begin, end=None, table_id=table_id)
                     if part is not None:
                         positions[part.bucket] = part.end_offset
+                        transport.any_process.note_fetched(part.bucket, part.end_offset)
                         yield part
             failure = UnavailableError(f"the service ended the subscription to '{path}'")
         except (OSError, pa.ArrowException) as error:

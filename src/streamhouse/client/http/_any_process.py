@@ -20,6 +20,7 @@ from streamhouse.client.http.endpoint import Endpoints
 from streamhouse.core.backoff import Backoff
 from streamhouse.core.model.offsets import (
     INCLUDED_HEADER,
+    Offset,
     buckets_to_json,
     offsets_from_json,
     table_of_offsets,
@@ -89,6 +90,11 @@ class AnyProcess:
         table_id = table_of_offsets(ends.values(), what="a write")
         if table_id is not None:
             self._note(table_id, ends)
+
+    def note_fetched(self, bucket: int, end: int) -> None:
+        """Remember that the changes of a bucket below `end` were read from the log."""
+        if self.is_used and isinstance(end, Offset):
+            self._note(end.table_id, {bucket: end})
 
     def note_answer(self, table: TableInfo, headers: Mapping[bytes, bytes]) -> None:
         """Remember what an answer has included."""

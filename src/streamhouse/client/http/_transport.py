@@ -212,10 +212,12 @@ class HttpTransport:
         query: Mapping[str, str] | None = None,
         body: Any = None,
         accepted_statuses: Container[int] = (),
+        is_for_owner: bool = False,
     ) -> Answer:
         """Send a read of rows by key: to the owner, or to any process with `read_from=any`.
 
-        Any process may answer only with the described `table`. Raises as `request`, and
+        Any process may answer only with the described `table`, and without `is_for_owner`: the
+        answer of the owner is only remembered, for the reads that follow. Raises as `request`, and
         `LogCutError` once if the service has lost what this client has written or read.
         """
         any_process = self.any_process
@@ -229,10 +231,13 @@ class HttpTransport:
                 accepted_statuses=accepted_statuses,
             )
         query = {**(query or {}), **any_process.query(table)}
+        answer = None
         try:
-            answer = self._any_answer(
-                method, path, query=query, body=body, accepted_statuses=accepted_statuses
-            ) or self.request(
+            if not is_for_owner:
+                answer = self._any_answer(
+                    method, path, query=query, body=body, accepted_statuses=accepted_statuses
+                )
+            answer = answer or self.request(
                 method,
                 path,
                 query=query,

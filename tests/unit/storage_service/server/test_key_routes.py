@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,22 @@ def _rows(answer: AsgiAnswer) -> list[dict[str, Any]]:
 def _ids(*ids: int | None) -> bytes:
     nullable = pa.schema([pa.field("id", pa.int64())])
     return _body(nullable, [{"id": i} for i in ids])
+
+
+async def test_a_lookup_by_prefix_tells_what_it_has_included(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
+        await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 6))]))
+        table = service.service.readable("keyed")
+        ends = {str(b): tablet.high_watermark for b, tablet in enumerate(table.tablets)}
+
+        answer = await _post(service, "prefix_lookup", _ids(4), at_least="{}")
+
+        included = json.loads(answer.headers["x-included-offsets"])
+        assert included.items() <= ends.items()
+        assert included
+        least = {"at_least": json.dumps({"0": 10**6}), "table_id": str(table.info.table_id)}
+        lost = await _post(service, "prefix_lookup", _ids(4), **least)
+        assert lost.json()["error"]["code"] == "log_cut"
 
 
 async def test_an_upsert_is_found_by_every_kind_of_lookup(tmp_path: Path) -> None:

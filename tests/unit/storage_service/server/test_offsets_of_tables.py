@@ -119,6 +119,7 @@ REQUESTS: Final = {
     "subscribe": Request("GET", SUBSCRIBE, {"start": '{"0": 3}'}),
     "row": Request("GET", f"/v1/tables/{KEYED}/rows/1", LEAST),
     "lookup": Request("POST", f"/v1/tables/{KEYED}/lookup", LEAST, keys=KEYS),
+    "prefix_lookup": Request("POST", f"/v1/tables/{KEYED}/prefix_lookup", LEAST, keys=KEYS),
     "offsets_for_timestamp": Request(
         "GET", f"{EVENTS_PATH}/offsets", {"timestamp_us": EARLY, "start": '{"0": 3}'}
     ),
