@@ -7,7 +7,8 @@ after a request has arrived sees every write that was acknowledged before. A tab
 dropped or moved loses its slot in the same way.
 
 Each record has a checksum, so a reader notices a record that is just being written, on any
-processor, and looks again. One thread writes.
+processor. A slot has two copies of its record, written one after the other: the writer may lose the
+processor in the middle of one, and the other is whole meanwhile. One thread writes.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ SLOTS: Final = 512
 _HEAD: Final = struct.Struct("<IIQQ")
 _CHECKED_FROM: Final = 4
 _BUCKET_BYTES: Final = 16
-_SLOT_BYTES: Final = _HEAD.size + BUCKETS_MAX * _BUCKET_BYTES
-_LOOKS: Final = 1_000
+_COPY_BYTES: Final = _HEAD.size + BUCKETS_MAX * _BUCKET_BYTES
+_SLOT_BYTES: Final = 2 * _COPY_BYTES
+_LOOKS: Final = 100
 # The last place is the lease, in nanoseconds of the boot clock.
 _LEASE_SLOT: Final = SLOTS
 _LEASE: Final = 1
@@ -67,8 +69,8 @@ class Board:
         count = len(ends)
         body = struct.pack(f"<IQQ{2 * count}Q", count, generation, state, *starts, *ends)
         record = crc32c(body).to_bytes(_CHECKED_FROM, "little") + body
-        start = slot * _SLOT_BYTES
-        self.memory[start : start + len(record)] = record
+        for start in _copies(slot):
+            self.memory[start : start + len(record)] = record
 
     def write_lease(self, until_s: float) -> None:
         """Publish the time of the boot clock up to which this process owns the shard."""
@@ -95,9 +97,11 @@ class SlotView:
     """A reader's view of one slot in one generation."""
 
     def __init__(self, board: Board, slot: int, generation: int, bucket_count: int) -> None:
-        start = slot * _SLOT_BYTES
+        size = _HEAD.size + bucket_count * _BUCKET_BYTES
         self._memory = board.memory
-        self._place = slice(start, start + _HEAD.size + bucket_count * _BUCKET_BYTES)
+        places = [slice(start, start + size) for start in _copies(slot)]
+        self._first_place = places[0]
+        self._looks = places * _LOOKS
         self._generation = generation
         self._offsets = struct.Struct(f"<{2 * bucket_count}Q")
         self._bucket_count = bucket_count
@@ -106,10 +110,11 @@ class SlotView:
 
     def published(self) -> Published | None:
         """Return the published offsets; None if the slot is not of this generation any more."""
-        record = self._memory[self._place]
-        if record == self._seen:
+        if self._memory[self._first_place] == self._seen:
             return self._published
-        for _ in range(_LOOKS):
+        # The first copy has the newest record, unless that is just being written.
+        for place in self._looks:
+            record = self._memory[place]
             checksum, count, generation, state = _HEAD.unpack_from(record)
             # A record of another generation may be shorter or longer, so its checksum is unknown.
             if generation != self._generation or count != self._bucket_count:
@@ -119,8 +124,13 @@ class SlotView:
                 self._seen = record
                 self._published = Published(offsets[:count], offsets[count:], state)
                 return self._published
-            record = self._memory[self._place]
         return None
+
+
+def _copies(slot: int) -> tuple[int, int]:
+    """Return where the two copies of a slot's record begin."""
+    first = slot * _SLOT_BYTES
+    return first, first + _COPY_BYTES
 
 
 class BoardTenure:

@@ -55,14 +55,21 @@ def test_another_generation_is_not_read(board: Board) -> None:
     assert view.published() == ((0, 1), (3, 4), 0)
 
 
-def test_a_record_that_is_being_written_is_not_read(board: Board) -> None:
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_copy_that_is_being_written_is_not_read(board: Board, written: int) -> None:
+    """The other copy is read, however long the writer is without a processor."""
     view = SlotView(board, 0, 1, 3)
     board.write(0, 1, (0, 0, 5), (10, 20, 30))
     assert view.published() == ((0, 0, 5), (10, 20, 30), 0)
-    start = 24
+    size = len(board.memory) // (SLOTS + 1) // 2
+    start = written * size + 24
     board.memory[start : start + 8] = (11).to_bytes(8, "little")
 
-    assert view.published() is None
+    assert view.published() == ((0, 0, 5), (10, 20, 30), 0)
+    assert SlotView(board, 0, 1, 3).published() == ((0, 0, 5), (10, 20, 30), 0)
+    other = (1 - written) * size + 24
+    board.memory[other : other + 8] = (11).to_bytes(8, "little")
+    assert SlotView(board, 0, 1, 3).published() is None
 
     board.write(0, 1, (1, 1, 6), (11, 21, 31))
     assert view.published() == ((1, 1, 6), (11, 21, 31), 0)
