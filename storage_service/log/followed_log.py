@@ -12,6 +12,7 @@ Any thread may read, and any thread may follow.
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_right
 from itertools import pairwise
@@ -33,11 +34,14 @@ from streamhouse.storage_service.log.segments.segment_index import GrowingIndex
 
 __all__ = ["FollowedLog"]
 
+_logger = logging.getLogger(__name__)
+
 _INDEX_INTERVAL_BYTES: Final = 4096
 # Between two looks whether the segment is sealed by now, which saves the rest of its frames.
 _FRAMES_IN_A_ROW: Final = 1_000
 _FRAMES_AT_ONCE: Final = 100
 _ALL_FRAMES: Final = 1 << 62
+_NO_END: Final = 1 << 62
 # Retention may remove the oldest segment between the list of names and its first read.
 _OPEN_ATTEMPTS: Final = 5
 
@@ -92,6 +96,37 @@ class FollowedLog(ReadableLog):
             return self._follow(frames_max)
         except OSError as error:
             raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
+
+    def grow(self) -> int:
+        """Look at all whole frames in the files, and return the offset after the last of them.
+
+        Only for files in which every whole frame may be read, as those of a standby. Frames behind
+        damage are not looked at. Raises `StorageFailedError`.
+        """
+        try:
+            with self._lock:
+                try:
+                    while self._grow_some():
+                        pass
+                except CorruptDataError as error:
+                    _logger.debug("event=log_ends_early log=%s why=%r", self, str(error))
+                return self._end
+        except OSError as error:
+            raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
+
+    def _grow_some(self) -> bool:
+        """Cover some more frames, or open the next segment; return whether there was any."""
+        growing = self._chain.segments[-1]
+        assert isinstance(growing, FollowedSegment)
+        try:
+            if growing.extend(_NO_END, frames_max=_FRAMES_IN_A_ROW):
+                return True
+        except FileNotFoundError:
+            # Removed by retention since the last look.
+            self._chain.let_go()
+            self._chain = self._opened(self._truncated_offset, _NO_END)
+            return True
+        return self._roll(growing, _NO_END)
 
     def is_at_hand(self, end: int) -> bool:
         """See `ReadableLog.is_at_hand`; looks at a few frames, as long as a small read takes."""

@@ -218,6 +218,11 @@ class LogRequestService(RequestService):
         """The open subscriptions."""
 
     @property
+    def fetch_wait_ms_max(self) -> int:
+        """How long a fetch may wait for rows."""
+        return self.config.fetch_wait_ms_max
+
+    @property
     @abc.abstractmethod
     def may_lose_rows(self) -> bool:
         """Whether readers see rows that would be lost with this machine."""

@@ -163,19 +163,7 @@ def test_a_client_reads_its_own_writes_from_any_process(pair: Pair) -> None:
 
 def _answers(machine: Machine) -> int:
     """The lookups that a process has answered with rows."""
-    connection = http.client.HTTPConnection("127.0.0.1", machine.port, timeout=30)
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
-    return sum(
-        int(float(line.rpartition(" ")[2]))
-        for line in text.splitlines()
-        if line.startswith("streamhouse_requests_total{")
-        and 'status="200"' in line
-        and ('route="row"' in line or 'route="lookup"' in line)
-    )
+    return machine.answers("row", "lookup")
 
 
 class _Clients:

@@ -12,11 +12,12 @@ import pyarrow as pa
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.followed.followed_logs import FollowedLogs, LogTables
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
 from streamhouse.storage_service.engine.keys.warm_tables import WarmTables
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.transactions.transaction_files import is_committing
+from streamhouse.storage_service.engine.transactions.stored_decisions import is_committing
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from tests.support.in_process_service import EVENTS, table_descriptor
 
@@ -33,12 +34,15 @@ class FollowedWorld:
         self.manager = manager
         self.standby.mkdir()
         self.tables = WarmTables()
+        directory = DataDirectory(self.standby)
         self.warm = WarmRows(
-            DataDirectory(self.standby),
+            directory,
             ServiceConfig(data_dir=self.standby),
             tables=self.tables,
             is_committing=is_committing,
         )
+        self.logs = LogTables()
+        self.followed = FollowedLogs(directory, rows=self.warm, tables=self.logs)
         self._copied: dict[str, bytes] = {}
 
     async def create(self, **properties: str) -> None:
@@ -53,22 +57,37 @@ class FollowedWorld:
         await self.manager.write_keys(table, [KeyWrite(0, rows)], columns=None, writer_id=0)
 
     def copy(self) -> set[str]:
-        """Copy what has changed; return its paths."""
-        changed = set()
+        """Copy what has changed, and remove what is gone; return the paths of changed files."""
+        changed, present = set(), set()
         for source in sorted(self.owner.rglob("*")):
             path = source.relative_to(self.owner).as_posix()
             if not source.is_file() or "/kv" in path or path == "LOCK":
                 continue
             data = source.read_bytes()
+            present.add(path)
             if self._copied.get(path) != data:
                 self._copied[path] = data
                 (self.standby / path).parent.mkdir(parents=True, exist_ok=True)
                 (self.standby / path).write_bytes(data)
                 changed.add(path)
+        for path in self._copied.keys() - present:
+            del self._copied[path]
+            (self.standby / path).unlink()
         return changed
 
     def follow(self) -> None:
-        self.warm.follow(self.copy())
+        changed = self.copy()
+        self.warm.follow(changed)
+        self.followed.follow(changed)
+
+    def open_log(self, path: TablePath = TABLE) -> None:
+        """Open a table's logs, as for a fetch."""
+        self.logs.ask(path)
+        self.followed.open_asked()
+
+    def close(self) -> None:
+        self.followed.close()
+        self.warm.close()
 
     def applied_offset(self) -> int:
         (warm,) = self.warm._buckets.values()

@@ -194,6 +194,22 @@ class Machine:
         """What the process there is has logged."""
         return "" if self.process is None else self.process.log_text()
 
+    def answers(self, *routes: str) -> int:
+        """Return how many requests of these routes it has answered with rows."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        return sum(
+            int(float(line.rpartition(" ")[2]))
+            for line in text.splitlines()
+            if line.startswith("streamhouse_requests_total{")
+            and 'status="200"' in line
+            and any(f'route="{route}"' in line for route in routes)
+        )
+
     def is_owner(self) -> bool:
         """Whether it says that it answers about the data."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ASK_TIMEOUT_S)

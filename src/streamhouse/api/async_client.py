@@ -245,7 +245,7 @@ class AsyncStreamhouseClient:
         timeout_s: the most time of a call, as for `StreamhouseClient`.
         ca_file: certificates of the CAs for an `https` endpoint; default:
             `STREAMHOUSE_CA_FILE`, else the machine's CAs.
-        read_from: who answers lookups, as for `StreamhouseClient`.
+        read_from: who answers lookups and scans, as for `StreamhouseClient`.
     """
 
     def __init__(

@@ -48,8 +48,8 @@ class StreamhouseClient(ApplicationClient):
         ca_file: certificates of the CAs for an `https` endpoint; default:
             `STREAMHOUSE_CA_FILE`, else the machine's CAs.
         read_from: `any`: standbys among the endpoints answer lookups as well, never older than what
-            this client has written or read; default: the `#read_from=` of an endpoint, else
-            `owner`.
+            this client has written or read, and fetches of scans; default: the `#read_from=` of an
+            endpoint, else `owner`.
 
     Every call raises a `StreamhouseError` with a message of one sentence, and `UnavailableError`
     when the service cannot be reached.

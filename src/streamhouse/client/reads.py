@@ -103,8 +103,12 @@ def fetch(
     reached: ReachedOffsets,
     table_id: int | None,
     schema_id: int | None = None,
+    are_stored: bool = False,
 ) -> list[LogBatch]:
-    """See `StorageClient.fetch`; without `table_id` no rows are expected below `offset`."""
+    """See `StorageClient.fetch`; without `table_id` no rows are expected below `offset`.
+
+    With `are_stored` the owner has shown rows at `offset`: any process may answer.
+    """
     query = {
         **named_table(table_id),
         "offset": str(offset),
@@ -120,13 +124,12 @@ def fetch(
         query["schema_id"] = str(schema_id)
     if fingerprints := reached.at(path, {bucket: offset}):
         query["fingerprint"] = fingerprints[bucket]
-    answer = transport.request(
-        "GET",
-        f"/v1/tables/{path}/buckets/{bucket}/fetch",
-        query=query,
-        is_repeatable=True,
-        wait_s=max_wait_ms / 1000,
-    )
+    url = f"/v1/tables/{path}/buckets/{bucket}/fetch"
+    answer = transport.fetch_from_any(url, query) if are_stored and table_id is not None else None
+    if answer is None:
+        answer = transport.request(
+            "GET", url, query=query, is_repeatable=True, wait_s=max_wait_ms / 1000
+        )
     body = decode_fetch_body(pa.py_buffer(answer.data))
     if body is None:
         raise CorruptDataError(f"fetch of '{path}' bucket {bucket} answered an empty body")
@@ -190,6 +193,7 @@ def read_range(
             reached=reached,
             table_id=table_id,
             schema_id=schema_id,
+            are_stored=True,
         )
         if not page:
             raise CorruptDataError(

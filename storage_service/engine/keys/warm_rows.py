@@ -17,16 +17,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.core.errors import CorruptDataError, StreamhouseError
 from streamhouse.core.model.schema_change import read_stored
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.directory.data_directory import DECISION_SUFFIX, DataDirectory
+from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.service_state import load_service_state
 from streamhouse.storage_service.directory.table_files import read_table
+from streamhouse.storage_service.engine.keys._unsettled_decisions import UnsettledDecisions
 from streamhouse.storage_service.engine.keys.key_bucket import damage_of, table_rules
 from streamhouse.storage_service.engine.keys.warm_tables import WarmTable, WarmTables
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
@@ -45,7 +46,6 @@ _logger = logging.getLogger(__name__)
 
 _LOG_FILE: Final = re.compile(r"tables/(\d+)/bucket-(\d+)/\d{20}\.log")
 _TABLE_FILE: Final = re.compile(r"tables/(\d+)/table\.json")
-_DECISION_FILE: Final = re.compile(rf"tables/(\d+)/transactions/([^/]+{DECISION_SUFFIX})")
 _TABLE: Final = re.compile(r"tables/(\d+)")
 _LOAD_ROWS: Final = 20_000
 
@@ -58,13 +58,6 @@ class _WarmBucket:
     position: int = FILE_HEADER_BYTES
     log_end_offset: int = 0
     """The end of the log read so far; rows of a checkpoint may be ahead of the log."""
-
-
-@dataclass(slots=True)
-class _Shown:
-    table: WarmTable
-    decisions: set[str] = field(default_factory=set)
-    """The files of decisions that had no outcome when last read."""
 
 
 class WarmRows:
@@ -81,7 +74,7 @@ class WarmRows:
         """`is_committing` tells whether a decision, by table and file name, has no outcome yet."""
         self._directory = directory
         self._warm_tables = tables
-        self._is_committing = is_committing
+        self.unsettled: Final = UnsettledDecisions(directory, is_committing)
         self.options: Final = KvOptions.shared(
             cache_bytes=config.key_cache_bytes_max, memory_bytes=config.key_memory_bytes_max
         )
@@ -90,33 +83,34 @@ class WarmRows:
         self._buckets: dict[tuple[int, int], _WarmBucket] = {}
         # Those that are let go are not tried again.
         self._cold: set[tuple[int, int]] = set()
-        self._paths: dict[int, TablePath] = {}
+        self.paths: dict[int, TablePath] = {}
         """The tables of service.json."""
-        self._shown: dict[int, _Shown] = {}
+        self._shown: dict[int, WarmTable] = {}
 
     def open_all(self) -> None:
         """Open the rows of the directory, and bring them up to the logs."""
         if not self._directory.service_file.exists():
             return
         self._read_paths()
-        for table_id in sorted(self._paths):
+        for table_id in sorted(self.paths):
             self._follow_table(table_id)
-        self._show(self._paths)
+        self._show(self.paths)
 
     def _read_paths(self) -> None:
         try:
             state, _ = load_service_state(self._directory)
         except StreamhouseError as error:
             _logger.warning("event=not_warm why=%r", error.message)
-            self._paths = {}
+            self.paths = {}
         else:
-            self._paths = {table_id: entry.path for table_id, entry in state.tables.items()}
+            self.paths = {table_id: entry.path for table_id, entry in state.tables.items()}
 
     def leave(self, path: str) -> None:
         """Close the rows of the directory at `path`, before the directory is moved or removed."""
         match = _TABLE.match(path)
         if match is not None:
             self._leave_table(int(match[1]))
+            self.unsettled.forget(int(match[1]))
 
     def follow(self, paths: Iterable[str]) -> None:
         """Apply the changes of the files at these paths."""
@@ -127,7 +121,7 @@ class WarmRows:
                 self._read_paths()
             else:
                 self.open_all()
-            touched.update(self._shown, self._paths)
+            touched.update(self._shown, self.paths)
         for path in sorted(changed):
             match = _TABLE_FILE.fullmatch(path)
             if match is not None:
@@ -138,11 +132,7 @@ class WarmRows:
             if match is not None:
                 self._follow_bucket(int(match[1]), int(match[2]))
                 touched.add(int(match[1]))
-        for path in changed:
-            match = _DECISION_FILE.fullmatch(path)
-            if match is not None and int(match[1]) in self._shown:
-                self._shown[int(match[1])].decisions.add(match[2])
-                touched.add(int(match[1]))
+        touched |= self.unsettled.note(changed) & self._shown.keys()
         # Only now: the files of a call are a moment of the owner, and none in between is.
         self._show(touched)
 
@@ -187,39 +177,28 @@ class WarmRows:
 
     def _show_table(self, table_id: int) -> None:
         info = self._tables.get(table_id)
-        if info is None or self._paths.get(table_id) != info.path:
+        if info is None or self.paths.get(table_id) != info.path:
             return self._hide(table_id)
         buckets = [self._buckets.get((table_id, b)) for b in range(info.bucket_count)]
         warm = [bucket for bucket in buckets if bucket is not None]
         if len(warm) < info.bucket_count:
             return self._hide(table_id)
-        shown = self._shown.get(table_id)
-        if shown is None:
-            table = WarmTable(info, [bucket.rows for bucket in warm])
-            names = self._directory.filesystem.list_names(self._directory.transactions(table_id))
-            decisions = {name for name in names if name.endswith(DECISION_SUFFIX)}
-            shown = self._shown[table_id] = _Shown(table, decisions)
-        elif shown.table.path != info.path:
-            self._warm_tables.forget(shown.table)
-        shown.table.follow(info)
-        shown.decisions = {name for name in shown.decisions if self._has_no_outcome(table_id, name)}
+        table = self._shown.get(table_id)
+        if table is None:
+            table = self._shown[table_id] = WarmTable(info, [bucket.rows for bucket in warm])
+        elif table.path != info.path:
+            self._warm_tables.forget(table)
+        table.follow(info)
         is_ahead = any(bucket.rows.applied_offset > bucket.log_end_offset for bucket in warm)
-        if not shown.decisions and not is_ahead:
-            shown.table.ends = [bucket.log_end_offset for bucket in warm]
-        self._warm_tables.put(shown.table)
+        if not is_ahead and not self.unsettled.are_in(table_id):
+            table.ends = [bucket.log_end_offset for bucket in warm]
+        self._warm_tables.put(table)
         return None
 
-    def _has_no_outcome(self, table_id: int, name: str) -> bool:
-        try:
-            return self._is_committing(self._directory, table_id, name)
-        except StreamhouseError as error:
-            _logger.warning("event=decision_unreadable table_id=%d why=%r", table_id, error.message)
-            return True
-
     def _hide(self, table_id: int) -> None:
-        shown = self._shown.pop(table_id, None)
-        if shown is not None:
-            self._warm_tables.remove(shown.table)
+        table = self._shown.pop(table_id, None)
+        if table is not None:
+            self._warm_tables.remove(table)
 
     def _let_go(self, table_id: int, bucket: int) -> None:
         self._hide(table_id)

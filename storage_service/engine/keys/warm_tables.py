@@ -10,15 +10,14 @@ Promises:
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 
 from streamhouse.core.errors import UnavailableError
 from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.storage_service.engine.keys._lending import Lending
 from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup, LookupTable
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.lookup import FoundRows, FoundValues
@@ -32,9 +31,7 @@ class _LentRows:
 
     def __init__(self, rows: KvTablet) -> None:
         self._rows = rows
-        self._unused = threading.Condition()
-        self._users = 0
-        self._is_closed = False
+        self._lending = Lending("the rows are")
 
     @property
     def rows(self) -> _LentRows:
@@ -53,13 +50,12 @@ class _LentRows:
 
     def check_usable(self) -> None:
         """Raise `UnavailableError` for closed rows."""
-        if self._is_closed:
-            raise UnavailableError("the rows are followed no longer")
+        self._lending.check()
 
     def find(self, keys: pa.Array, *, bytes_max: int) -> FoundValues:
         """See `KvTablet.find`."""
-        with self._used() as rows:
-            return rows.find(keys, bytes_max=bytes_max)
+        with self._lending.use():
+            return self._rows.find(keys, bytes_max=bytes_max)
 
     def find_few(
         self,
@@ -70,31 +66,17 @@ class _LentRows:
         reads_files: bool,
     ) -> FoundValues | None:
         """See `KvTablet.find_few`."""
-        with self._used() as rows:
-            return rows.find_few(keys, hashes, bytes_max=bytes_max, reads_files=reads_files)
+        with self._lending.use():
+            return self._rows.find_few(keys, hashes, bytes_max=bytes_max, reads_files=reads_files)
 
     def prefix_lookup(self, prefix: pa.RecordBatch, *, rows_max: int, bytes_max: int) -> FoundRows:
         """See `KvTablet.prefix_lookup`."""
-        with self._used() as rows:
-            return rows.prefix_lookup(prefix, rows_max=rows_max, bytes_max=bytes_max)
+        with self._lending.use():
+            return self._rows.prefix_lookup(prefix, rows_max=rows_max, bytes_max=bytes_max)
 
     def close(self) -> None:
         """Refuse further lookups; return when the last lookup has ended."""
-        with self._unused:
-            self._is_closed = True
-            self._unused.wait_for(lambda: not self._users)
-
-    @contextlib.contextmanager
-    def _used(self) -> Iterator[KvTablet]:
-        with self._unused:
-            self.check_usable()
-            self._users += 1
-        try:
-            yield self._rows
-        finally:
-            with self._unused:
-                self._users -= 1
-                self._unused.notify_all()
+        self._lending.end()
 
 
 class WarmTable(LookupTable):

@@ -38,9 +38,8 @@ from streamhouse.core.model.transaction import (
     CommitResult,
     LinkedCommit,
     TransactionOperation,
-    TransactionStatus,
 )
-from streamhouse.storage_service.directory.data_directory import DECISION_SUFFIX, DataDirectory
+from streamhouse.storage_service.directory.data_directory import DECISION_SUFFIX
 from streamhouse.storage_service.directory.state_file import (
     StateIdentity,
     is_of_another_format,
@@ -55,12 +54,12 @@ __all__ = [
     "OPEN_SUFFIX",
     "OUTCOMES_FILE",
     "PART_SUFFIX",
+    "TRUNCATED_FILE",
     "Decision",
     "LoadedTransaction",
     "PartSize",
     "TransactionFiles",
     "TransactionSpec",
-    "is_committing",
     "next_decision_number",
 ]
 
@@ -69,7 +68,7 @@ _logger = logging.getLogger(__name__)
 OPEN_SUFFIX: Final = ".open"
 PART_SUFFIX: Final = ".part"
 OUTCOMES_FILE: Final = "outcomes"
-_TRUNCATED_FILE: Final = "truncated"
+TRUNCATED_FILE: Final = "truncated"
 _OPEN_KIND: Final = "transaction"
 _DECISION_KIND: Final = "decision"
 _OUTCOMES_KIND: Final = "outcomes"
@@ -225,7 +224,7 @@ class TransactionFiles:
         self._truncated = (dict(truncated), timestamp_us)
         value = _truncated_to_json(truncated, timestamp_us)
         # One sync makes both names durable.
-        self._replace(_TRUNCATED_FILE, _TRUNCATED_KIND, value)
+        self._replace(TRUNCATED_FILE, _TRUNCATED_KIND, value)
         self._write_outcomes((), 0)
 
     def upgrade(
@@ -322,7 +321,7 @@ class TransactionFiles:
     def save_truncated(self, offsets: Mapping[int, int], timestamp_us: int) -> None:
         """Store the first offset of each bucket's rows after an overwrite, and the time."""
         value = _truncated_to_json(offsets, timestamp_us)
-        self._write_json(_TRUNCATED_FILE, _TRUNCATED_KIND, value)
+        self._write_json(TRUNCATED_FILE, _TRUNCATED_KIND, value)
         self._truncated = (dict(offsets), timestamp_us)
 
     def load_truncated(self) -> tuple[dict[int, int], int]:
@@ -331,9 +330,9 @@ class TransactionFiles:
         `outcomes` reveals an older version of the file.
         """
         names = self._filesystem.list_names(self.directory)
-        if _TRUNCATED_FILE not in names and self.is_former:
+        if TRUNCATED_FILE not in names and self.is_former:
             return self._truncated
-        stored, timestamp_us = _truncated_from_json(self._read(_TRUNCATED_FILE, _TRUNCATED_KIND))
+        stored, timestamp_us = _truncated_from_json(self._read(TRUNCATED_FILE, _TRUNCATED_KIND))
         folded, folded_us = self._truncated
         offsets = {b: max(stored.get(b, 0), folded.get(b, 0)) for b in (stored | folded)}
         self._truncated = (offsets, max(timestamp_us, folded_us))
@@ -527,22 +526,6 @@ class TransactionFiles:
         for name in names:
             with contextlib.suppress(OSError):
                 self._filesystem.remove(self.directory / name)
-
-
-def is_committing(directory: DataDirectory, table_id: int, name: str) -> bool:
-    """Whether the decision in this file of a table has no outcome yet.
-
-    A missing file has an outcome, folded into another file. Raises `CorruptDataError`.
-    """
-    files = TransactionFiles(
-        directory.transactions(table_id),
-        service_id=directory.service_id,
-        table_id=table_id,
-        filesystem=directory.filesystem,
-    )
-    if not (files.directory / name).exists():
-        return False
-    return files.load_decision(name).result.status is TransactionStatus.COMMITTING
 
 
 def next_decision_number(own: Iterable[Decision], *, folded: int, where: Path) -> int:

@@ -7,7 +7,7 @@
        '----------'   another process was quicker
 
 Everything here is used on the event loop. The following thread replaces `lag`, one value, and
-changes `tables`.
+changes `tables` and `logs`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamhouse.core.errors import NotOwnerError
+from streamhouse.storage_service.engine.followed.followed_logs import LogTables
 from streamhouse.storage_service.engine.keys.warm_tables import WarmTables
 from streamhouse.storage_service.ownership.roles._journal_metrics import JournalMetrics
 from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
@@ -27,7 +28,7 @@ __all__ = ["Lag", "Role", "Standing"]
 
 
 class Role(enum.StrEnum):
-    """Only an owner answers about the data, besides lookups that take a standby's answer."""
+    """Only an owner answers about the data, besides lookups and fetches that take a standby's."""
 
     WAITING = "waiting"
     """Another process owned the shard a moment ago; this process checks for signs of life."""
@@ -67,6 +68,8 @@ class Standing:
         self.lag = Lag()
         self.tables = WarmTables()
         """The primary key tables that a standby follows."""
+        self.logs = LogTables()
+        """The tables whose logs a standby follows."""
         self.is_needed = asyncio.Event()
         """Set while a request waits for changes that a standby has not applied."""
         self.journal = JournalMetrics()

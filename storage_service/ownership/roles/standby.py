@@ -5,8 +5,8 @@ Meanwhile `journal.json` says `restoring`: after a crash every file is compared 
 After a trimmed or inconsistent object the standby restores the directory from the newest
 checkpoint. Blocking; one thread at a time.
 
-The tables with warm rows are in `WarmTables`: other threads look keys up there, until the standby
-takes the shard or begins anew.
+The tables with warm rows are in `WarmTables`, those with open logs in `LogTables`: other threads
+read there, until the standby takes the shard or begins anew.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from streamhouse.core.backoff import Backoff
 from streamhouse.core.errors import CorruptDataError, InvalidRequestError
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.followed.followed_logs import FollowedLogs, LogTables
 from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
 from streamhouse.storage_service.engine.keys.warm_tables import WarmTables
-from streamhouse.storage_service.engine.transactions.transaction_files import is_committing
+from streamhouse.storage_service.engine.transactions.stored_decisions import is_committing
 from streamhouse.storage_service.ownership.journal._followed_directory import FollowedDirectory
 from streamhouse.storage_service.ownership.journal.epochs import SealReason, read_open
 from streamhouse.storage_service.ownership.journal.names import Place
@@ -70,6 +71,7 @@ class _Followed:
     tree: FollowedTree
     directory: FollowedDirectory
     warm: WarmRows
+    logs: FollowedLogs
     reader: JournalReader
     sealed_for: str | None = None
     """The reason in the last seal read, until the next epoch opens."""
@@ -82,10 +84,12 @@ class _Followed:
         changed = self.directory.apply(journal_object.operations)
         self.tree.apply(journal_object)
         self.warm.follow(changed)
+        self.logs.follow(changed)
 
     def close(self) -> None:
         """Close directory, rows and reader."""
         self.directory.close()
+        self.logs.close()
         self.warm.close()
         self.reader.close()
 
@@ -98,6 +102,7 @@ class Standby:
     directory: DataDirectory
     start: ShardStart
     tables: WarmTables = field(default_factory=WarmTables)
+    logs: LogTables = field(default_factory=LogTables)
     _followed: _Followed | None = field(default=None, init=False)
     _shard: OwnedShard | None = field(default=None, init=False)
     _own_epoch: int = field(default=0, init=False)
@@ -186,7 +191,8 @@ class Standby:
                 begun = self._begun(followed, shard)
                 followed.directory.close()
                 followed.reader.close()
-                # The next owner of the rows applies changes before they may be seen.
+                # The next owner of rows and logs changes them before changes may be seen.
+                followed.logs.close()
                 followed.warm.end_lookups()
             except (CorruptDataError, TrimmedError) as error:
                 self._give_up(error)
@@ -253,10 +259,17 @@ class Standby:
             self.directory, self.config, tables=self.tables, is_committing=is_committing
         )
         warm.open_all()
+        logs = FollowedLogs(self.directory, rows=warm, tables=self.logs)
+
+        def leave(path: str) -> None:
+            logs.leave(path)
+            warm.leave(path)
+
         self._followed = _Followed(
             tree=FollowedTree(begun.tree, start=Place(epoch, 0), manifest=begun.manifest),
-            directory=FollowedDirectory(self.directory.path, leave=warm.leave),
+            directory=FollowedDirectory(self.directory.path, leave=leave),
             warm=warm,
+            logs=logs,
             reader=JournalReader(
                 self.start.reading,
                 self.start.names,
@@ -283,6 +296,7 @@ class Standby:
                 self._failures = 0
                 break
             followed.apply(journal_object)
+        followed.logs.open_asked()
         if boot_clock_s() - self._synced_s > _SYNC_EVERY_S:
             followed.directory.sync()
             self._synced_s = boot_clock_s()

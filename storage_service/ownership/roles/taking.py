@@ -118,7 +118,9 @@ class ShardTaker:
 
     async def _take_over(self, start: ShardStart) -> TakenOver:
         standing = self._standing
-        self._standby = standby = Standby(self._config, self._directory, start, standing.tables)
+        self._standby = standby = Standby(
+            self._config, self._directory, start, standing.tables, standing.logs
+        )
         # The first restore may take minutes.
         standing.lag = standby.lag()
         await self._while_away(start.look)

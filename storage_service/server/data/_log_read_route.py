@@ -60,6 +60,7 @@ _FETCH_PARAMETERS: Final = (
     "schema_id",
     "fingerprint",
     "table_id",
+    "read_from",
 )
 _SUBSCRIBE_PARAMETERS: Final = (
     "start",
@@ -75,10 +76,11 @@ async def answer_fetch(
     exchange: HttpExchange, service: LogRequestService, *, path: str, bucket: str
 ) -> None:
     """Answer rows from `offset` on; at the end of the log wait up to `max_wait_ms` for rows."""
-    config = service.config
     query = exchange.query(_FETCH_PARAMETERS)
     table = service.readable(path)
     number = integer("bucket", bucket, least=0)
+    if "read_from" in query:
+        _check_read_from(exchange, query)
     if "offset" not in query:
         raise InvalidRequestError(f"{exchange.path}: parameter offset is missing")
     offset = integer("offset", query["offset"], least=0)
@@ -94,7 +96,7 @@ async def answer_fetch(
     columns = log_column_names(query.get("columns"), table.info, schema_id)
     if "fingerprint" in query:
         await _check_history(service, table, {number: offset}, {number: query["fingerprint"]})
-    deadline = asyncio.get_running_loop().time() + min(wait_ms, config.fetch_wait_ms_max) / 1000
+    deadline = asyncio.get_running_loop().time() + min(wait_ms, service.fetch_wait_ms_max) / 1000
     while True:
         _check_offset(table, number, offset)
         end = tablet.high_watermark
@@ -111,15 +113,27 @@ async def answer_fetch(
     stage_ended("wait")
     form = accepted_form(exchange)
     reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id, form=form)
-    bytes_max = min(bytes_max, config.fetch_bytes_max)
+    bytes_max = min(bytes_max, service.config.fetch_bytes_max)
     page = await reader.page(number, offset=offset, end=end, bytes_max=bytes_max)
     stage_ended("read")
     table.read_rows += page.row_count
     service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
-    headers = [(VERSION_HEADER, table.info.version)]
+    headers = [(VERSION_HEADER, table.info.version), *service.read_headers]
     if form is LogForm.NDJSON:
         headers.append((b"x-next-offset", b"%d" % page.next_offset))
     await exchange.answer(200, form.value, page.pieces, headers=headers)
+
+
+def _check_read_from(exchange: HttpExchange, query: Mapping[str, str]) -> None:
+    """Raise for a fetch that may not name who answers.
+
+    Which process answers is decided before. Rows of a standby may be of a table that was dropped
+    meanwhile, so only a fetch that names the table takes them.
+    """
+    if query["read_from"] not in ("owner", "any"):
+        raise InvalidRequestError(f"{exchange.path}: parameter read_from is one of owner, any")
+    if query["read_from"] == "any" and "table_id" not in query:
+        raise InvalidRequestError(f"{exchange.path}: read_from=any needs the parameter table_id")
 
 
 def _check_offset(table: ReadableTable[ReadableLog], bucket: int, offset: int) -> None:

@@ -2,7 +2,8 @@
 
 With `read_from=any` lookups go to the listed endpoints in turn. Each request names the least that
 its answer must include: the client's own writes and what it has read before, by table and bucket.
-So a client never reads what is older than its own writes, and never goes back.
+So a client never reads what is older than its own writes, and never goes back. Fetches of rows that
+exist go to the endpoints in turn as well.
 
 A process that does not answer, or not for a table, is left alone for a while. The owner is always
 the last to be asked.

@@ -251,6 +251,17 @@ class HttpTransport:
         any_process.note_answer(table, answer.headers)
         return answer
 
+    def fetch_from_any(self, path: str, query: Mapping[str, str]) -> Answer | None:
+        """Send a fetch of rows that exist to the process whose turn it is.
+
+        Returns None if the owner is to be asked: also if the process does not have these rows.
+        """
+        if not self.any_process.is_used:
+            return None
+        return self._any_answer(
+            "GET", path, query={**query, "read_from": "any"}, body=None, accepted_statuses=()
+        )
+
     def _any_answer(
         self,
         method: str,

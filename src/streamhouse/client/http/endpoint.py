@@ -5,7 +5,7 @@
     https://127.0.0.1:8765#sha256=9f86d0...       trusted if the certificate has this fingerprint
     http://a:8765,http://b:8765                   a service with two processes
     http://a:8765,http://b:8765#failover_s=120    the same; a call searches 120 s for the owner
-    http://a:8765,http://b:8765#read_from=any     the same; any of them answers lookups
+    http://a:8765,http://b:8765#read_from=any     the same; any of them answers reads
 
 The part after a `#` is never sent; the CA file must exist wherever the endpoint is used. Without
 `ca` and `sha256`, the variable STREAMHOUSE_CA_FILE names a CA file.
@@ -112,7 +112,7 @@ class Endpoints:
     """The possible owners of a service, in the order of requests.
 
     `failover_s` is how long a call searches for the owner after its first failure. `read_from` says
-    who answers lookups: the `owner`, or `any` listed process.
+    who answers lookups and scans: the `owner`, or `any` listed process.
     """
 
     listed: tuple[Endpoint, ...]

@@ -59,7 +59,7 @@ BATCH: Final = "batch read"
 STREAM: Final = "stream read"
 WRITE: Final = "write"
 _READS: Final = (BATCH, STREAM)
-_OF_CONNECTION: Final = ("table", "path", "paths", "endpoint", "token", "tls.ca")
+_OF_CONNECTION: Final = ("table", "path", "paths", "endpoint", "token", "tls.ca", "read.from")
 _ARGUMENTS: Final = {
     "read": ("columns", "where"),
     "scan": ("columns", "where", "limit"),
@@ -89,6 +89,9 @@ OPTIONS: Final = (
     Option("token", "", ALL_USES, "Bearer token; else `STREAMHOUSE_TOKEN`."),
     Option("tls.ca", "", ALL_USES, "File of CA certificates that vouch for an `https` endpoint, on"
            " every machine; else `STREAMHOUSE_CA_FILE`, else those the machine trusts."),
+    Option("read.from", "owner", _READS, "`owner`, or `any`: standbys among the endpoints"
+           " [answer fetches of the log](journal.md#fetches-at-a-standby) as well. Plans and"
+           " positions always come from the owner."),
     Option("table", "", ALL_USES, "The table, where there is no path to give: `database.table`."),
     Option("columns", "", _READS, "Only these columns, as `a,b`: nothing else is read from Parquet"
            " or sent by the service. Backticks around a name that holds a comma; one in it twice."),

@@ -19,6 +19,7 @@ from tests.support.in_process_service import table_descriptor
 from tests.support.scripted_server import ScriptedServer
 
 ROW: Final = "/v1/tables/db.t/rows/1"
+FETCH: Final = "/v1/tables/db.t/buckets/0/fetch"
 TABLE: Final = TableInfo(
     descriptor=table_descriptor("db.t", bucket_count=4, primary_key=("id",)),
     table_id=7,
@@ -165,6 +166,41 @@ def test_lost_writes_are_said_once() -> None:
         transport.close()
 
     assert _least(owner) == [{"1": 9}, {}]
+
+
+def _any_fetches(server: ScriptedServer) -> list[bool]:
+    """Return for each fetch of one process whether it takes the rows of any process."""
+    return [b"read_from=any" in request for request in server.requests]
+
+
+def test_fetches_of_rows_that_exist_go_to_all_processes_in_turn() -> None:
+    with ScriptedServer([_answer()] * 2) as one, ScriptedServer([_answer()] * 2) as two:
+        transport = _transport(one, two)
+        for _ in range(4):
+            assert transport.fetch_from_any(FETCH, {"offset": "3"}) is not None
+        transport.close()
+
+    assert (_any_fetches(one), _any_fetches(two)) == ([True] * 2, [True] * 2)
+
+
+def test_the_owner_is_asked_for_rows_that_another_process_lacks() -> None:
+    refusal = _refusal("not_owner", "421 Misdirected Request")
+    with ScriptedServer([_answer()] * 2) as one, ScriptedServer([refusal]) as two:
+        transport = _transport(one, two)
+        answers = [transport.fetch_from_any(FETCH, {"offset": "3"}) for _ in range(3)]
+        transport.close()
+
+    assert [answer is None for answer in answers] == [True, False, False], "it is left alone"
+
+
+def test_a_client_that_reads_from_the_owner_fetches_from_the_owner() -> None:
+    with ScriptedServer([]) as one, ScriptedServer([]) as two:
+        transport = _transport(one, two, read_from="owner")
+        assert transport.fetch_from_any(FETCH, {"offset": "3"}) is None
+        transport.close()
+
+    assert not one.requests
+    assert not two.requests
 
 
 def test_read_from_is_part_of_an_endpoint() -> None:

@@ -114,6 +114,31 @@ async def test_a_transaction_whose_outcome_is_folded_holds_nothing_back(tmp_path
         world.warm.close()
 
 
+async def test_an_outcome_folded_in_the_same_object_ends_the_wait(tmp_path: Path) -> None:
+    """The file of the decision is gone then; only the file of older outcomes has changed."""
+    async with open_manager(tmp_path / "owner") as manager:
+        world = FollowedWorld(tmp_path, manager)
+        await world.create()
+        world.follow()
+        table_id = manager.table(TABLE).info.table_id
+        files = TransactionFiles(
+            world.owner / f"tables/{table_id}/transactions",
+            service_id=manager.service_id,
+            table_id=table_id,
+            filesystem=manager.directory.filesystem,
+        )
+        files.decide(_decision(TransactionStatus.COMMITTING))
+        await world.write([1], "a")
+        world.follow()
+        assert not world.tables.by_path[TABLE].shows({0: 1})
+
+        (files.directory / f"{'a' * 32}.decision").unlink()
+        world.warm.follow([*world.copy(), f"tables/{table_id}/transactions/outcomes"])
+
+        assert _name(world.tables.by_path[TABLE], 1) == "a"
+        world.close()
+
+
 async def test_rows_ahead_of_the_log_are_shown_once_the_log_has_them(tmp_path: Path) -> None:
     """The rows of a checkpoint may be newer than the journal's place at which following begins."""
     async with open_manager(tmp_path / "owner") as manager:

@@ -1,4 +1,4 @@
-"""What a standby answers to lookups that name what the answer must include."""
+"""What a standby answers to lookups that name the least, and to fetches that take its rows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from streamhouse.storage_service.server._front_app import FrontApp
 from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
-from tests.support.followed_directory import FollowedWorld
+from tests.support.followed_directory import TABLE, FollowedWorld
 from tests.support.in_process_service import open_manager
 
 ROW = "/v1/tables/keyed/rows/1"
+FETCH = "/v1/tables/keyed/buckets/0/fetch"
 
 
 class _Standby(FollowedWorld):
@@ -29,7 +30,7 @@ class _Standby(FollowedWorld):
     def serve(self, pool: Pool, **config: str) -> None:
         self.standing = Standing("0")
         self.standing.role, self.standing.owner = Role.STANDBY, "http://other:8765"
-        self.standing.tables = self.tables
+        self.standing.tables, self.standing.logs = self.tables, self.logs
         self.app = FrontApp(
             ServiceConfig(data_dir=self.standby, **config),  # type: ignore[arg-type]
             standing=self.standing,
@@ -43,6 +44,13 @@ class _Standby(FollowedWorld):
             query["at_least"] = least
         return await AsgiCall(self.app, "GET", path, query={"table_id": "1", **query}).run()
 
+    async def fetch(self, path: str = FETCH, **query: str) -> AsgiAnswer:
+        """Fetch as a client that takes the rows of any process; empty parameters are left out."""
+        query = {"offset": "0", "table_id": "1", "read_from": "any", **query}
+        query = {name: text for name, text in query.items() if text}
+        headers = {"accept": "application/json"}
+        return await AsgiCall(self.app, "GET", path, query=query, headers=headers).run()
+
 
 @contextlib.asynccontextmanager
 async def _standby(folder: Path, **config: str) -> AsyncIterator[_Standby]:
@@ -54,7 +62,7 @@ async def _standby(folder: Path, **config: str) -> AsyncIterator[_Standby]:
             world.follow()
             world.serve(pool, **config)
             yield world
-            world.warm.close()
+            world.close()
 
 
 async def test_a_lookup_with_at_least_is_answered_and_says_what_it_includes(
@@ -139,3 +147,80 @@ async def test_grants_hold_at_a_standby(tmp_path: Path) -> None:
         ).run()
 
         assert (refused.status, admitted.status) == (401, 200)
+
+
+async def test_a_fetch_waits_for_the_log_to_be_opened_and_then_has_its_rows(tmp_path: Path) -> None:
+    async with _standby(tmp_path) as world:
+        waiting = asyncio.ensure_future(world.fetch())
+        await world.standing.is_needed.wait()
+        await asyncio.to_thread(world.followed.open_asked)
+        answer = await waiting
+
+        assert answer.status == 200
+        assert answer.headers["x-role"] == "standby"
+        assert answer.json()["next_offset"] == 1
+        assert [row["id"] for row in answer.json()["rows"]] == [1]
+        assert world.logs.by_path[TABLE].read_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        (FETCH, {"read_from": ""}),
+        (FETCH, {"read_from": "owner"}),
+        (FETCH, {"read_from": "anybody"}),
+        (FETCH, {"table_id": ""}),
+        (FETCH, {"table_id": "2"}),
+        (FETCH, {"offset": "1"}),
+        (FETCH, {"offset": "1", "max_wait_ms": "5"}),
+        (FETCH, {"offset": "2"}),
+        (FETCH, {"schema_id": "7"}),
+        (FETCH, {"fingerprint": "00"}),
+        ("/v1/tables/keyed/buckets/9/fetch", {}),
+        ("/v1/tables/nothing/buckets/0/fetch", {}),
+        ("/v1/tables/keyed/subscribe", {}),
+    ],
+)
+async def test_every_other_fetch_is_the_owners(
+    tmp_path: Path, path: str, query: dict[str, str]
+) -> None:
+    async with _standby(tmp_path) as world:
+        world.open_log()
+        answer = await world.fetch(path, **query)
+
+        assert (answer.status, answer.json()["error"]["code"]) == (421, "not_owner")
+
+
+async def test_a_fetch_at_the_end_waits_for_changes(tmp_path: Path) -> None:
+    async with _standby(tmp_path) as world:
+        world.open_log()
+        waiting = asyncio.ensure_future(world.fetch(offset="1", max_wait_ms="60000"))
+        await world.standing.is_needed.wait()
+        await world.write([2], "b")
+
+        await asyncio.to_thread(world.follow)
+
+        assert [row["id"] for row in (await waiting).json()["rows"]] == [2]
+
+
+async def test_a_fetch_that_waits_is_refused_when_the_log_is_followed_no_longer(
+    tmp_path: Path,
+) -> None:
+    async with _standby(tmp_path) as world:
+        world.open_log()
+        waiting = asyncio.ensure_future(world.fetch(offset="1", max_wait_ms="60000"))
+        await world.standing.is_needed.wait()
+
+        await asyncio.to_thread(world.followed.close)
+
+        assert (await waiting).status == 421
+
+
+@pytest.mark.parametrize(("ack", "has_fingerprint"), [("journal", False), ("disk", True)])
+async def test_a_page_has_a_fingerprint_as_the_page_of_the_owner(
+    tmp_path: Path, ack: str, has_fingerprint: bool
+) -> None:
+    async with _standby(tmp_path, journal_ack=ack) as world:
+        world.open_log()
+
+        assert ("fingerprint" in (await world.fetch()).json()) is has_fingerprint
