@@ -171,7 +171,7 @@ def test_its_rows_are_those_of_the_owner_in_a_random_life(pair: Pair, seed: int)
                 client.drop_table(table)
 
 
-def test_a_scan_by_a_client_that_reads_from_any_spares_the_owner(pair: Pair) -> None:
+def test_scans_and_subscriptions_of_clients_that_read_from_any_spare_the_owner(pair: Pair) -> None:
     owner, standby = pair.machines
     rows = [{"id": n, "value": n} for n in range(30_000)]
     with StorageClient(pair.endpoint, read_from="any") as client:
@@ -197,6 +197,15 @@ def test_a_scan_by_a_client_that_reads_from_any_spares_the_owner(pair: Pair) -> 
         twice = f"{standby.endpoint},{standby.endpoint.replace('127.0.0.1', 'localhost')}"
         with StorageClient(twice, read_from="any") as aside:
             assert scan(aside) == list(range(len(rows)))
+            with aside.subscribe("rows", start="earliest") as subscription:
+                received = list[int]()
+                while len(received) < len(rows):
+                    received += next(subscription).data["id"].to_pylist()
+                assert received == list(range(len(rows)))
+                assert _fetches(owner) == before_owner
+
+                client.append("rows", [{"id": -1, "value": 0}])
+                assert next(subscription).data["id"].to_pylist() == [-1], "the owner pushes it"
         assert _fetches(owner) == before_owner
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Protocol
 
 from streamhouse.client.following._consumer_position import ConsumerPosition
-from streamhouse.client.following._log_stream import follow
+from streamhouse.client.following._log_stream import catch_up, follow
 from streamhouse.client.following._source import Source
 from streamhouse.client.following._starts import LogStart, offsets_of
 from streamhouse.client.http._stop_signal import StopSignal
@@ -80,11 +80,11 @@ def log_source(
     stop = StopSignal()
     return Source(
         path,
-        follow(
+        _batches(
+            client,
             transport,
-            path,
-            start=starts.offsets,
-            table_id=table.table_id,
+            table,
+            starts.offsets,
             columns=columns,
             reached=reached,
             schema_id=table.schema_id if schema_id is None else schema_id,
@@ -96,4 +96,42 @@ def log_source(
         ),
         consumer_position=consumer_position,
         no_commit=f"the subscription to '{path}' has no 'consumer' whose position to commit",
+    )
+
+
+def _batches(
+    client: _Client,
+    transport: HttpTransport,
+    table: TableInfo,
+    start: Mapping[int, int],
+    *,
+    columns: Sequence[str] | None,
+    reached: ReachedOffsets,
+    schema_id: int,
+    stop: StopSignal,
+) -> Generator[LogBatch, None, None]:
+    path, positions = str(table.path), dict(start)
+    if transport.any_process.is_used:
+        # Any process has what the owner has shown; only what is new is the owner's to push.
+        ends = {bucket: at.high_watermark for bucket, at in client.positions(path).items()}
+        yield from catch_up(
+            transport,
+            path,
+            positions=positions,
+            ends=ends,
+            table_id=table.table_id,
+            columns=columns,
+            reached=reached,
+            schema_id=schema_id,
+            stop=stop,
+        )
+    yield from follow(
+        transport,
+        path,
+        start=positions,
+        table_id=table.table_id,
+        columns=columns,
+        reached=reached,
+        schema_id=schema_id,
+        stop=stop,
     )

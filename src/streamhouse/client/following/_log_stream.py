@@ -16,8 +16,10 @@ from streamhouse.client.http._stop_signal import StopSignal
 from streamhouse.client.http._transport import HttpTransport
 from streamhouse.client.positions._reached_offsets import ReachedOffsets
 from streamhouse.client.reads import (
+    FETCH_BYTES_DEFAULT,
     LogBatch,
     cut,
+    fetch,
     named_columns,
     named_table,
     offsets_to_text,
@@ -30,9 +32,52 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.table import table_id_of
 from streamhouse.core.wire.arrow_body import FetchBody, decode_fetch_body
 
-__all__ = ["follow"]
+__all__ = ["catch_up", "follow"]
 
 _SILENCE_S_MAX: Final = 30.0
+
+
+def catch_up(
+    transport: HttpTransport,
+    path: str,
+    *,
+    positions: dict[int, int],
+    ends: Mapping[int, int],
+    table_id: int,
+    columns: Sequence[str] | None,
+    reached: ReachedOffsets,
+    schema_id: int | None,
+    stop: StopSignal,
+) -> Generator[LogBatch, None, None]:
+    """Fetch the rows below `ends`, which the owner has shown, a page of each bucket in turn.
+
+    `positions` is where to begin, and moves. Any process may answer. Raises as `fetch`.
+    """
+    behind = [bucket for bucket, offset in positions.items() if offset < ends.get(bucket, 0)]
+    while behind:
+        for bucket in tuple(behind):
+            page = fetch(
+                transport,
+                path,
+                bucket,
+                positions[bucket],
+                columns=columns,
+                max_bytes=FETCH_BYTES_DEFAULT,
+                max_wait_ms=0,
+                end_offset=ends[bucket],
+                reached=reached,
+                table_id=table_id,
+                schema_id=schema_id,
+                are_stored=True,
+            )
+            for batch in page:
+                positions[bucket] = batch.end_offset
+                yield batch
+                if stop.is_set():
+                    return
+            # Without rows the subscription goes on, and tells why.
+            if not page or positions[bucket] >= ends[bucket]:
+                behind.remove(bucket)
 
 
 def follow(
