@@ -69,6 +69,8 @@ _INLINE_KEYS: Final = 2_000
 _INLINE_TEXT_KEYS: Final = 100
 _INLINE_BYTES: Final = 1 << 20
 _LEAST: Final = ("at_least", "table_id", "schema_id")
+# Those of 256 buckets; all that are kept take a few megabytes.
+_LEAST_KEPT_CHARACTERS_MAX: Final = 4_096
 """The parameters of the least answer; without `at_least` a standby does not answer."""
 
 _JSON_ROWS: Final[WeakKeyDictionary[KeyLookup, JsonRows]] = WeakKeyDictionary()
@@ -241,21 +243,24 @@ async def _wait_for_least(
     """Return once the table shows the offsets of `at_least`; call after the read of the body."""
     if "at_least" not in query:
         return
-    least = _least_of(
-        Same(table.lookup.info), query["at_least"], query.get("table_id"), query.get("schema_id")
-    )
+    text = query["at_least"]
+    read = _kept_least if len(text) <= _LEAST_KEPT_CHARACTERS_MAX else _least_of
+    info = Same(table.lookup.info)
+    least = read(info, text, query.get("table_id"), query.get("schema_id"))
     if not table.shows(least):
         await service.wait_until_visible(exchange, table, least)
 
 
-# A client that only reads repeats its parameters, and reading them takes a tenth of a small lookup.
-@functools.lru_cache(maxsize=1_024)
 def _least_of(
     table: Same, at_least: str, stated_table: str | None, schema_id: str | None
 ) -> Mapping[int, int]:
     schema_version(schema_id, table.value)
     stated_id = table_id({} if stated_table is None else {"table_id": stated_table})
     return offsets("at_least", at_least, table.value, table_id=stated_id)
+
+
+# A client that only reads repeats its parameters, and reading them takes a tenth of a small lookup.
+_kept_least = functools.lru_cache(maxsize=1_024)(_least_of)
 
 
 async def _show(
