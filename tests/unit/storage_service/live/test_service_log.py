@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from streamhouse.client import LogBatch
+from streamhouse.client.http._any_process import AnyProcess
+from streamhouse.client.http.endpoint import parse_endpoints
 from streamhouse.client.positions._reached_offsets import ReachedOffsets
 from streamhouse.client.reads import read_range
 from streamhouse.core.errors import (
@@ -33,9 +35,14 @@ from tests.support.in_process_service import (
 class _Transport:
     """A client's requests, straight into the application."""
 
+    any_process = AnyProcess(parse_endpoints("http://127.0.0.1:1"))
+
     def __init__(self, service: InProcessService) -> None:
         self._service = service
         self._loop = asyncio.get_running_loop()
+
+    def fetch_from_any(self, *_: object) -> None:
+        """Nobody besides the owner answers."""
 
     def request(self, method: str, url: str, *, query: dict[str, str], **_: Any) -> Any:
         call = self._service.call(method, url, query=query)

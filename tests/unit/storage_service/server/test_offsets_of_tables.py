@@ -45,7 +45,7 @@ NO_OFFSETS: Final = frozenset(
         include_idle is_whole isolation join keep_lease lost lake lake_snapshot_id
         lake_table_uuid limit maintained_at_us maintenance_due_us maintenance_error
         max_bytes max_wait_ms name needed_files on_error operation part partitioned_by
-        parts reads_lake rejected remove replace round_files round_rows rounds rows_done
+        parts read_from reads_lake rejected remove replace round_files round_rows rounds rows_done
         rows_planned run schema_id set small_files snapshot_id snapshots source step table
         table_id table_uuid tables ticket timeout_ms timestamp_us to token
         transaction_id ttl_ms version with_lake worker_id writer_id
