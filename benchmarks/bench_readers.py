@@ -198,7 +198,7 @@ def _report_publication(upsert_us: float) -> None:
 
     def publish() -> None:
         ends[0] += 1
-        board.write(1, 1, ends)
+        board.write(1, 1, ends, ends)
 
     publication_us = 1e6 / processor_rate(publish, 1, turns=5, calls=20_000)
     board.close()
