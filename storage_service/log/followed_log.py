@@ -122,9 +122,7 @@ class FollowedLog(ReadableLog):
             if growing.extend(_NO_END, frames_max=_FRAMES_IN_A_ROW):
                 return True
         except FileNotFoundError:
-            # Removed by retention since the last look.
-            self._chain.let_go()
-            self._chain = self._opened(self._truncated_offset, _NO_END)
+            self._open_again(_NO_END)
             return True
         return self._roll(growing, _NO_END)
 
@@ -177,10 +175,13 @@ class FollowedLog(ReadableLog):
             try:
                 frames_max -= self._follow_some(end, min(frames_max, _FRAMES_IN_A_ROW))
             except FileNotFoundError:
-                # Sealed and removed since: none of these rows is readable any more.
-                self._chain.let_go()
-                self._chain = self._opened(self._truncated_offset, end)
+                self._open_again(end)
         return True
+
+    def _open_again(self, end: int) -> None:
+        """Open the log after the removal of a segment, whose rows are not readable any more."""
+        self._chain.let_go()
+        self._chain = self._opened(self._truncated_offset, end)
 
     def _follow_some(self, end: int, frames_max: int) -> int:
         """Cover some more frames below `end`, or open the next segment; return the frames."""

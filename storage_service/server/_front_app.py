@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from streamhouse.core.errors import (
     ForbiddenError,
@@ -56,6 +56,8 @@ from streamhouse.storage_service.server.routes import Answer, RouteMatch
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 __all__ = ["FrontApp"]
+
+_T = TypeVar("_T")
 
 # A read that waits longer is quicker at the owner.
 _CATCH_UP_S: Final = 0.3
@@ -124,9 +126,12 @@ class _StandbyService(LogRequestService):
 
     def lookup_table(self, path: str) -> LookupTable:
         """See `RequestService.lookup_table`; raises `NotOwnerError` for other tables."""
+        return self._followed(self._standing.tables.by_path, path)
+
+    def _followed(self, by_path: Mapping[TablePath, _T], path: str) -> _T:
         table = None
         if self._standing.role is Role.STANDBY:
-            table = self._standing.tables.by_path.get(TablePath.parse(path))
+            table = by_path.get(TablePath.parse(path))
         if table is None:
             raise self._standing.not_owner()
         return table
@@ -144,12 +149,7 @@ class _StandbyService(LogRequestService):
 
     def readable(self, path: str) -> ReadableTable[FollowedLog]:
         """See `LogRequestService.readable`; raises `NotOwnerError` for other tables."""
-        table = None
-        if self._standing.role is Role.STANDBY:
-            table = self._standing.logs.by_path.get(TablePath.parse(path))
-        if table is None:
-            raise self._standing.not_owner()
-        return table
+        return self._followed(self._standing.logs.by_path, path)
 
     def check_readable(self, table: ReadableTable[ReadableLog]) -> None:
         """See `LogRequestService.check_readable`."""

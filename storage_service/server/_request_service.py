@@ -252,7 +252,7 @@ class LogRequestService(RequestService):
         wait_ms = integer("max_wait_ms", max_wait_ms, least=0)
         seen = offsets("after", "{}" if after is None else after, table.info, table_id=table_id)
         if after is not None:
-            wait_ms = min(wait_ms, self.config.fetch_wait_ms_max)
+            wait_ms = min(wait_ms, self.fetch_wait_ms_max)
             deadline = asyncio.get_running_loop().time() + wait_ms / 1000
             while not any(t.high_watermark > seen.get(b, 0) for b, t in enumerate(table.tablets)):
                 if not await self.wait_for_rows(exchange, table, ANY_BUCKET, deadline=deadline):

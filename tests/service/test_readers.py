@@ -17,32 +17,17 @@ import urllib3
 from streamhouse.client import StorageClient
 from streamhouse.core.wire.arrow_body import encode_append_body
 from streamhouse.storage_service.server.access._grants import token_hash
-from tests.support.reader_world import RowConnection, reader_pids
+from tests.support.reader_world import NO_LAKE, SCHEMA, RowConnection, reader_pids, rows
 from tests.support.service_process import ServiceProcess
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
-NO_LAKE = {"table.datalake.enabled": "false"}
-
-
-def _rows(*ids: int, name: str = "first") -> pa.Table:
-    return pa.table({"id": list(ids), "name": [name] * len(ids)}, schema=SCHEMA)
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     with ServiceProcess(tmp_path_factory.mktemp("readers"), "--readers", "2") as process:
         yield process
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[StorageClient]:
-    with StorageClient(service.endpoint) as opened:
-        for path in opened.list_tables():
-            opened.drop_table(path)
-        yield opened
 
 
 @pytest.fixture
@@ -64,13 +49,13 @@ def _moved_connection(service: ServiceProcess, *, timeout_s: float = 60) -> RowC
 
 def _create(client: StorageClient, schema: pa.Schema = SCHEMA) -> None:
     client.create_table("t", schema, primary_key=["id"], bucket_count=4, properties=NO_LAKE)
-    client.upsert("t", _rows(*range(100)))
+    client.upsert("t", rows(*range(100)))
 
 
 def test_a_reader_has_every_acknowledged_write(client: StorageClient, moved: RowConnection) -> None:
     reader = moved.who
     for number in range(30):
-        client.upsert("t", _rows(number, 1_000 + number, name=f"n{number}"))
+        client.upsert("t", rows(number, 1_000 + number, name=f"n{number}"))
         assert moved.row(number) == {"id": number, "name": f"n{number}"}
         assert moved.row(1_000 + number) == {"id": 1_000 + number, "name": f"n{number}"}
         client.delete("t", pa.table({"id": [number]}, schema=pa.schema([SCHEMA.field("id")])))
@@ -80,7 +65,7 @@ def test_a_reader_has_every_acknowledged_write(client: StorageClient, moved: Row
 
 
 def test_a_reader_has_many_changes_at_once(client: StorageClient, moved: RowConnection) -> None:
-    client.upsert("t", _rows(*range(50_000), name="many"))
+    client.upsert("t", rows(*range(50_000), name="many"))
 
     assert moved.row(49_999) == {"id": 49_999, "name": "many"}
     assert moved.row(50_000) is None
@@ -88,7 +73,7 @@ def test_a_reader_has_many_changes_at_once(client: StorageClient, moved: RowConn
 
 def test_a_reader_answers_lookups(client: StorageClient, moved: RowConnection) -> None:
     reader = moved.who
-    client.upsert("t", _rows(7, name="seven"))
+    client.upsert("t", rows(7, name="seven"))
     keys = pa.RecordBatch.from_pydict({"id": [7, 500, 8]}, schema=pa.schema([SCHEMA.field("id")]))
     body = encode_append_body(keys.schema, [(None, 0, keys)])
     headers = {"content-type": "application/vnd.apache.arrow.stream"}
@@ -108,7 +93,7 @@ def test_the_least_of_an_answer_is_there_or_the_owner_says_so(
     client: StorageClient, moved: RowConnection
 ) -> None:
     reader, table_id = moved.who, client.describe_table("t").table_id
-    ranges = client.upsert("t", _rows(7, name="seven"))
+    ranges = client.upsert("t", rows(7, name="seven"))
     least = json.dumps({bucket: int(end) for bucket, (_, end) in ranges.items()})
 
     def row(at_least: str) -> tuple[int, bytes]:
@@ -127,7 +112,7 @@ def test_lookups_of_many_keys_are_answered(
 ) -> None:
     """The larger request is too large for a reader, and goes to the owner."""
     reader = moved.who
-    client.upsert("t", _rows(*range(0, count, 2), name="even"))
+    client.upsert("t", rows(*range(0, count, 2), name="even"))
     moved.row(0)
     keys = pa.record_batch({"id": range(count)}, schema=pa.schema([SCHEMA.field("id")]))
     body = encode_append_body(keys.schema, [(None, 0, keys)])
@@ -137,19 +122,19 @@ def test_lookups_of_many_keys_are_answered(
 
     assert status == 200
     assert (moved.who == reader) == (len(body) < 1 << 20)
-    rows = pa.ipc.open_stream(content).read_all()
-    assert rows["__found"].to_pylist()[100:] == [True, False] * ((count - 100) // 2)
-    assert rows["name"].to_pylist()[100:] == ["even", None] * ((count - 100) // 2)
+    answer = pa.ipc.open_stream(content).read_all()
+    assert answer["__found"].to_pylist()[100:] == [True, False] * ((count - 100) // 2)
+    assert answer["name"].to_pylist()[100:] == ["even", None] * ((count - 100) // 2)
 
 
 def test_a_reader_counts_rows(client: StorageClient, moved: RowConnection) -> None:
     reader = moved.who
     assert moved.request("GET", "/count") == (200, b'{"count": 100}')
-    client.upsert("t", _rows(7, 500, 501, name="more"))
+    client.upsert("t", rows(7, 500, 501, name="more"))
     assert moved.request("GET", "/count") == (200, b'{"count": 102}')
     client.delete("t", pa.table({"id": [7, 8, 900]}, schema=pa.schema([SCHEMA.field("id")])))
     assert moved.request("GET", "/count") == (200, b'{"count": 100}')
-    client.upsert("t", _rows(*range(50_000), name="many"))
+    client.upsert("t", rows(*range(50_000), name="many"))
     assert moved.request("GET", "/count") == (200, b'{"count": 50000}')
     assert moved.who == reader
 
@@ -199,7 +184,7 @@ def test_a_dropped_table_is_gone_at_once(client: StorageClient, moved: RowConnec
 
     client.create_table("t", SCHEMA, primary_key=["id"], bucket_count=1, properties=NO_LAKE)
     assert moved.row(1) is None
-    client.upsert("t", _rows(1, name="anew"))
+    client.upsert("t", rows(1, name="anew"))
     assert moved.row(1) == {"id": 1, "name": "anew"}
     moved.move()
     assert moved.row(1) == {"id": 1, "name": "anew"}
@@ -208,7 +193,7 @@ def test_a_dropped_table_is_gone_at_once(client: StorageClient, moved: RowConnec
 def test_a_transaction_is_shown_as_a_whole(client: StorageClient, moved: RowConnection) -> None:
     reader = moved.who
     with client.begin_transaction("t", operation="upsert") as transaction:
-        part = transaction.stage(_rows(*range(20), name="staged"))
+        part = transaction.stage(rows(*range(20), name="staged"))
         assert moved.row(3) == {"id": 3, "name": "first"}
         transaction.commit([part])
 
@@ -276,7 +261,7 @@ def test_rows_that_do_not_fit_stay_with_the_owner(tmp_path: Path) -> None:
         StorageClient(service.endpoint) as client,
     ):
         client.create_table("t", SCHEMA, primary_key=["id"], bucket_count=1, properties=NO_LAKE)
-        client.upsert("t", _rows(*range(20_000)))
+        client.upsert("t", rows(*range(20_000)))
         connection = RowConnection(service, "t")
         connection.row(0)
         owner = connection.who
@@ -361,7 +346,7 @@ def test_readers_of_an_owner_without_its_lease_answer_nothing(tmp_path: Path) ->
         try:
             standby.wait_ready()
             with StorageClient(standby.endpoint) as client:
-                client.upsert("t", _rows(1, name="of the next owner"))
+                client.upsert("t", rows(1, name="of the next owner"))
 
             # The reader runs on, and gives the connection to the owner, which is paused.
             with pytest.raises(TimeoutError):

@@ -13,24 +13,16 @@ from http.client import HTTPResponse
 from itertools import islice
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import urllib3
 
 from streamhouse.client import StorageClient
 from streamhouse.core.model.table_state import TieringAssignment
-from tests.support.reader_world import LogConnection
+from tests.support.reader_world import NO_LAKE, SCHEMA, LogConnection, rows
 from tests.support.service_process import ServiceProcess
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
-NO_LAKE = {"table.datalake.enabled": "false"}
-
-
-def _rows(*ids: int, name: str = "first") -> pa.Table:
-    return pa.table({"id": list(ids), "name": [name] * len(ids)}, schema=SCHEMA)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +32,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
 
 
 @pytest.fixture
-def client(service: ServiceProcess) -> Iterator[StorageClient]:
-    with StorageClient(service.endpoint) as opened:
-        for path in opened.list_tables():
-            opened.drop_table(path)
-        opened.create_table("t", SCHEMA, bucket_count=1, properties=NO_LAKE)
-        opened.append("t", _rows(*range(10)))
-        yield opened
+def client(client: StorageClient) -> StorageClient:
+    client.create_table("t", SCHEMA, bucket_count=1, properties=NO_LAKE)
+    client.append("t", rows(*range(10)))
+    return client
 
 
 @pytest.fixture
@@ -61,7 +50,7 @@ def moved(service: ServiceProcess, client: StorageClient) -> Iterator[LogConnect
 def test_a_reader_has_every_acknowledged_row(client: StorageClient, moved: LogConnection) -> None:
     reader = moved.who
     for number in range(10, 40):
-        client.append("t", _rows(number))
+        client.append("t", rows(number))
         assert moved.ids(number) == [number]
         assert moved.who == reader
     assert moved.ids(0) == list(range(40))
@@ -71,7 +60,7 @@ def test_a_reader_gives_pages_and_parts_of_batches(
     client: StorageClient, moved: LogConnection
 ) -> None:
     reader = moved.who
-    client.append("t", _rows(*range(10, 50_000)))
+    client.append("t", rows(*range(10, 50_000)))
 
     assert moved.ids(49_000) == list(range(49_000, 50_000))
     assert moved.ids(3, end_offset=7) == [3, 4, 5, 6]
@@ -85,10 +74,10 @@ def test_the_changes_of_a_key_table_are_fetched(
     service: ServiceProcess, client: StorageClient
 ) -> None:
     client.create_table("k", SCHEMA, primary_key=["id"], bucket_count=1, properties=NO_LAKE)
-    client.upsert("k", _rows(1, 2))
+    client.upsert("k", rows(1, 2))
     connection = LogConnection(service, "k")
     reader = connection.move()
-    client.upsert("k", _rows(2, name="second"))
+    client.upsert("k", rows(2, name="second"))
 
     assert connection.ids(0) == [1, 2, 2, 2]
     assert connection.who == reader
@@ -105,7 +94,7 @@ def test_a_fetch_waits_for_rows(client: StorageClient, moved: LogConnection) -> 
     waiting = threading.Thread(target=wait)
     waiting.start()
     for number in range(10, 30):
-        client.append("t", _rows(number))
+        client.append("t", rows(number))
     waiting.join(60)
 
     assert [ids[0] for ids in answers] == list(range(10, 30))
@@ -145,7 +134,7 @@ def test_a_subscription_begins_at_a_reader(service: ServiceProcess, client: Stor
     with _subscribed(service) as (ids, who):
         assert list(islice(ids, 10)) == list(range(10))
         for number in range(10, 40):
-            client.append("t", _rows(number))
+            client.append("t", rows(number))
             assert next(ids) == number
         assert who != _owner(service)
         wait_until(
@@ -174,7 +163,7 @@ def test_a_slow_subscriber_gets_no_rows_that_were_overwritten_meanwhile(
 ) -> None:
     """A row of bucket 0 does not fit into the sockets, and bucket 1 has its turn afterwards."""
     client.create_table("wide", SCHEMA, bucket_count=2, bucket_key="id", properties=NO_LAKE)
-    client.append("wide", _rows(*range(20)))
+    client.append("wide", rows(*range(20)))
     buckets = {
         identifier: bucket
         for bucket in (0, 1)
@@ -183,8 +172,8 @@ def test_a_slow_subscriber_gets_no_rows_that_were_overwritten_meanwhile(
     }
     start = {b: int(at.high_watermark) for b, at in client.positions("wide").items()}
     large, small = (next(i for i in buckets if buckets[i] == bucket) for bucket in (0, 1))
-    client.append("wide", _rows(large, name="x" * (10 << 20)))
-    client.append("wide", _rows(small, name="overwritten"))
+    client.append("wide", rows(large, name="x" * (10 << 20)))
+    client.append("wide", rows(small, name="overwritten"))
     moved = LogConnection(service, "wide")
     moved.move("/state")
     place = urllib.parse.quote(json.dumps(start))
@@ -192,7 +181,7 @@ def test_a_slow_subscriber_gets_no_rows_that_were_overwritten_meanwhile(
     with moved.open("GET", path) as answer:
         assert answer.read(1)
         with client.begin_transaction("wide", operation="overwrite") as transaction:
-            transaction.commit([transaction.stage(_rows(-1, name="new"))])
+            transaction.commit([transaction.stage(rows(-1, name="new"))])
 
         assert not any(b"overwritten" in line for line in answer)
     moved.close()
@@ -210,7 +199,7 @@ def test_a_subscription_of_a_moved_connection_is_answered_there(moved: LogConnec
 def test_the_state_is_the_owners(client: StorageClient, moved: LogConnection) -> None:
     reader = moved.who
     for number in range(10, 20):
-        client.append("t", _rows(number))
+        client.append("t", rows(number))
         status, content = moved.request("GET", "/state")
         assert (status, moved.who) == (200, reader)
         state = json.loads(content)
@@ -227,7 +216,7 @@ def test_another_state_of_the_lake_is_answered_at_once(
     service: ServiceProcess, client: StorageClient
 ) -> None:
     table = client.create_table("lake", SCHEMA, bucket_count=1)
-    client.append("lake", _rows(1))
+    client.append("lake", rows(1))
     connection = LogConnection(service, "lake")
     reader = connection.move()
     epochs = set()
@@ -264,7 +253,7 @@ def test_hidden_rows_of_a_transaction_are_not_fetched(
 ) -> None:
     reader = moved.who
     with client.begin_transaction("t") as transaction:
-        part = transaction.stage(_rows(*range(100, 120)))
+        part = transaction.stage(rows(*range(100, 120)))
         assert moved.ids(0) == list(range(10))
         transaction.commit([part])
 
@@ -274,7 +263,7 @@ def test_hidden_rows_of_a_transaction_are_not_fetched(
 
 def test_an_overwrite_hides_rows_at_once(client: StorageClient, moved: LogConnection) -> None:
     with client.begin_transaction("t", operation="overwrite") as transaction:
-        transaction.commit([transaction.stage(_rows(7, name="new"))])
+        transaction.commit([transaction.stage(rows(7, name="new"))])
 
     status, content = moved.fetch(0)
     assert json.loads(content)["error"]["code"] == "offset_out_of_range", (status, content)
@@ -297,7 +286,7 @@ def test_another_schema_and_another_table_are_answered_at_once(
 
     client.create_table("t", SCHEMA, bucket_count=1, properties=NO_LAKE)
     assert moved.ids(0) == []
-    client.append("t", _rows(5))
+    client.append("t", rows(5))
     assert moved.ids(0) == [5]
     moved.move()
     assert moved.ids(0) == [5]

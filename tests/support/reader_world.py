@@ -11,14 +11,25 @@ import json
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import pyarrow as pa
 import urllib3
 
 from tests.support.service_process import ServiceProcess
 from tests.support.waiting import wait_until
 
-__all__ = ["LogConnection", "RowConnection", "reader_pids"]
+__all__ = ["NO_LAKE", "SCHEMA", "LogConnection", "RowConnection", "reader_pids", "rows"]
+
+SCHEMA: Final = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())]
+)
+NO_LAKE: Final = {"table.datalake.enabled": "false"}
+
+
+def rows(*ids: int, name: str = "first") -> pa.Table:
+    """Return rows with these ids, and the same name."""
+    return pa.table({"id": list(ids), "name": [name] * len(ids)}, schema=SCHEMA)
 
 
 class _Connection:

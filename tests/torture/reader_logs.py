@@ -6,6 +6,7 @@ acknowledged. A subscriber gets all rows in order, and goes on at its position a
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import http.client
 import itertools
@@ -46,7 +47,7 @@ class _Rows:
                 assert self.seen.setdefault(offset, number) == number, f"two rows at {offset}"
 
 
-class _User(threading.Thread):
+class _User(threading.Thread, abc.ABC):
     def __init__(self, service: ServiceProcess, rows: _Rows, table_id: int) -> None:
         super().__init__(daemon=True)
         self._service = service
@@ -70,8 +71,8 @@ class _User(threading.Thread):
             connection.known_id = self._table_id
             yield connection
 
-    def _use(self, connection: LogConnection) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _use(self, connection: LogConnection) -> None: ...
 
 
 class _Follower(_User):

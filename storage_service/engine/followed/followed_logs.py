@@ -21,7 +21,7 @@ import functools
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,7 @@ from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.table_files import read_table
-from streamhouse.storage_service.engine.keys._lending import Lending
+from streamhouse.storage_service.engine.keys._lending import Lending, TablesByPath
 from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
 from streamhouse.storage_service.engine.open_table import ReadableTable
 from streamhouse.storage_service.engine.transactions.stored_decisions import rows_begin_at
@@ -76,16 +76,11 @@ class _LentLog(FollowedLog):
         super().close()
 
 
-class LogTables:
-    """The tables with published logs, by path, and the tables that fetches have asked for.
-
-    Any thread: `by_path` is replaced as a whole.
-    """
+class LogTables(TablesByPath[ReadableTable[FollowedLog]]):
+    """The tables with published logs, and the tables that fetches have asked for."""
 
     def __init__(self) -> None:
-        self.by_path: Mapping[TablePath, ReadableTable[FollowedLog]] = {}
-        self.on_change: Callable[[], None] = lambda: None
-        """Called on the following thread after tables, starts or ends have changed."""
+        super().__init__()
         self._lock = threading.Lock()
         self._asked: set[TablePath] = set()
 
@@ -100,15 +95,6 @@ class LogTables:
         with self._lock:
             paths, self._asked = self._asked, set()
         return paths
-
-    def put(self, table: ReadableTable[FollowedLog]) -> None:
-        """Show a table."""
-        if self.by_path.get(table.path) is not table:
-            self.by_path = {**self.by_path, table.path: table}
-
-    def remove(self, table: ReadableTable[FollowedLog]) -> None:
-        """Show a table no longer."""
-        self.by_path = {path: other for path, other in self.by_path.items() if other is not table}
 
 
 @dataclass(slots=True)
@@ -247,7 +233,7 @@ class FollowedLogs:
     def _close(self, table_id: int) -> None:
         opened = self._open.pop(table_id, None)
         if opened is not None:
-            self._tables.remove(opened.table)
+            self._tables.forget(opened.table)
             for log in opened.table.tablets:
                 log.close()
 

@@ -10,14 +10,14 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 
 from streamhouse.core.errors import UnavailableError
 from streamhouse.core.model.table import TableInfo, TablePath
-from streamhouse.storage_service.engine.keys._lending import Lending
+from streamhouse.storage_service.engine.keys._lending import Lending, TablesByPath
 from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup, LookupTable
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.lookup import FoundRows, FoundValues
@@ -80,7 +80,7 @@ class _LentRows:
 
 
 class WarmTable(LookupTable):
-    """One table. The following thread calls `show` and `close`."""
+    """One table. The following thread sets `ends`, and calls `follow` and `close`."""
 
     def __init__(self, info: TableInfo, rows: Sequence[KvTablet]) -> None:
         self._rows: Final = [_LentRows(bucket) for bucket in rows]
@@ -113,22 +113,8 @@ class WarmTable(LookupTable):
             rows.close()
 
 
-class WarmTables:
-    """The tables by path. `by_path` is replaced as a whole: any thread may read the tables."""
-
-    def __init__(self) -> None:
-        self.by_path: Mapping[TablePath, WarmTable] = {}
-        self.on_change: Callable[[], None] = lambda: None
-        """Called on the following thread after tables or ends have changed."""
-
-    def put(self, table: WarmTable) -> None:
-        """Show a table, in place of another one of the path."""
-        if self.by_path.get(table.path) is not table:
-            self.by_path = {**self.by_path, table.path: table}
-
-    def forget(self, table: WarmTable) -> None:
-        """Find a table no longer by its path."""
-        self.by_path = {path: other for path, other in self.by_path.items() if other is not table}
+class WarmTables(TablesByPath[WarmTable]):
+    """See the module."""
 
     def remove(self, table: WarmTable) -> None:
         """Show a table no longer, and return when the last lookup has ended."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -307,17 +307,9 @@ class SealedSegment(Segment):
         index = GrowingIndex(interval_bytes=_WALKED_INDEX_INTERVAL_BYTES)
         view = self._filesystem.map(self.path, self.size_bytes)
         start = FrameStart(self.base_offset, FILE_HEADER_BYTES)
-        fingerprint = self.base_fingerprint
-        for frame in self._walk(view, start, offset_max=self.end_offset, size=self.size_bytes):
-            index.add(
-                offset=frame.base_offset,
-                position=frame.position,
-                timestamp_us=frame.timestamp_us,
-                fingerprint=fingerprint,
-            )
-            if fingerprint is not None:
-                header = bytes(view[frame.position : frame.position + FRAME_HEADER_BYTES])
-                fingerprint = fingerprint_after(fingerprint, header)
+        frames = self._walk(view, start, offset_max=self.end_offset, size=self.size_bytes)
+        written = (_written(view, frame) for frame in frames)
+        _index_frames(index, written, position=FILE_HEADER_BYTES, fingerprint=self.base_fingerprint)
         return index
 
 
@@ -365,19 +357,12 @@ class GrowingSegment(Segment):
 
     def _add(self, frames: Sequence[WrittenFrame], tail: Buffer) -> None:
         """Cover further frames; `tail` has their bytes, or none."""
-        position = self.size_bytes
-        fingerprint = self.end_fingerprint
-        for frame in frames:
-            self._growing_index.add(
-                offset=frame.base_offset,
-                position=position,
-                timestamp_us=frame.timestamp_us,
-                fingerprint=fingerprint,
-            )
-            position += frame.size_bytes
-            if fingerprint is not None:
-                fingerprint = fingerprint_after(fingerprint, frame.header)
-        self.end_fingerprint = fingerprint
+        position, self.end_fingerprint = _index_frames(
+            self._growing_index,
+            frames,
+            position=self.size_bytes,
+            fingerprint=self.end_fingerprint,
+        )
         self._last_timestamp_us = frames[-1].timestamp_us
         end_offset = frames[-1].end_offset
         start = FrameStart(self.end_offset, 0)
@@ -408,16 +393,8 @@ class FollowedSegment(GrowingSegment):
         first = FrameStart(self.end_offset, position)
         try:
             for frame in self._walk(view, first, offset_max=end_offset, size=size):
-                position = frame.position + frame_bytes(frame.payload_bytes)
-                frames.append(
-                    WrittenFrame(
-                        frame.base_offset,
-                        frame.base_offset + frame.row_count,
-                        frame.timestamp_us,
-                        position - frame.position,
-                        bytes(view[frame.position : frame.position + FRAME_HEADER_BYTES]),
-                    )
-                )
+                frames.append(_written(view, frame))
+                position = frame.position + frames[-1].size_bytes
                 if position >= size or len(frames) >= frames_max:
                     break
         except CorruptDataError:
@@ -524,3 +501,34 @@ class ActiveSegment(GrowingSegment):
     def close(self) -> None:
         """Release the file; reads still work."""
         self._file.close()
+
+
+def _written(view: memoryview, frame: _Frame) -> WrittenFrame:
+    return WrittenFrame(
+        frame.base_offset,
+        frame.base_offset + frame.row_count,
+        frame.timestamp_us,
+        frame_bytes(frame.payload_bytes),
+        bytes(view[frame.position : frame.position + FRAME_HEADER_BYTES]),
+    )
+
+
+def _index_frames(
+    index: GrowingIndex,
+    frames: Iterable[WrittenFrame],
+    *,
+    position: int,
+    fingerprint: bytes | None,
+) -> tuple[int, bytes | None]:
+    """Index frames, the first at `position` behind `fingerprint`; return both at their end."""
+    for frame in frames:
+        index.add(
+            offset=frame.base_offset,
+            position=position,
+            timestamp_us=frame.timestamp_us,
+            fingerprint=fingerprint,
+        )
+        position += frame.size_bytes
+        if fingerprint is not None:
+            fingerprint = fingerprint_after(fingerprint, frame.header)
+    return position, fingerprint

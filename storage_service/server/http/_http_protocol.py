@@ -276,9 +276,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Begin a GET with the kept headers, as the parser's callbacks do."""
         assert self._get_headers is not None
         self.on_message_begin()
-        self._head_bytes = None
-        self._body_bytes = 0
-        self.open_connections.in_use(self)
+        self._end_head()
         scope: Any = self.scope
         self.headers = scope["headers"] = self._get_headers
         self.url = line[1]
@@ -377,10 +375,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes, self.closes_at = 0, None
 
     def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
+    def _end_head(self) -> None:
         self._head_bytes = self.closes_at = None
         self._body_bytes = 0
         self.open_connections.in_use(self)
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

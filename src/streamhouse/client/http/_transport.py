@@ -220,35 +220,31 @@ class HttpTransport:
         answer of the owner is only remembered, for the reads that follow. Raises as `request`, and
         `LogCutError` once if the service has lost what this client has written or read.
         """
-        any_process = self.any_process
-        if table is None or not any_process.takes(table):
-            return self.request(
-                method,
-                path,
-                query=query,
-                body=body,
-                is_repeatable=True,
-                accepted_statuses=accepted_statuses,
-            )
-        query = {**(query or {}), **any_process.query(table)}
-        answer = None
+        any_process, answer = self.any_process, None
+        if table is not None and not any_process.takes(table):
+            table = None
+        if table is not None:
+            query = {**(query or {}), **any_process.query(table)}
         try:
-            if not is_for_owner:
+            if table is not None and not is_for_owner:
                 answer = self._any_answer(
                     method, path, query=query, body=body, accepted_statuses=accepted_statuses
                 )
-            answer = answer or self.request(
-                method,
-                path,
-                query=query,
-                body=body,
-                is_repeatable=True,
-                accepted_statuses=accepted_statuses,
-            )
+            if answer is None:
+                answer = self.request(
+                    method,
+                    path,
+                    query=query,
+                    body=body,
+                    is_repeatable=True,
+                    accepted_statuses=accepted_statuses,
+                )
         except LogCutError:
-            any_process.forget(table)
+            if table is not None:
+                any_process.forget(table)
             raise
-        any_process.note_answer(table, answer.headers)
+        if table is not None:
+            any_process.note_answer(table, answer.headers)
         return answer
 
     def fetch_from_any(self, path: str, query: Mapping[str, str]) -> Answer | None:
@@ -267,7 +263,7 @@ class HttpTransport:
         method: str,
         path: str,
         *,
-        query: Mapping[str, str],
+        query: Mapping[str, str] | None,
         body: Any,
         accepted_statuses: Container[int],
     ) -> Answer | None:

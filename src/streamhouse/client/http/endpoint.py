@@ -18,9 +18,10 @@ import re
 import socket
 import ssl
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs, quote, urlsplit
 
 from streamhouse.core.errors import (
@@ -167,17 +168,14 @@ def parse_endpoints(text: str) -> Endpoints:
         raise InvalidRequestError(
             f"the endpoints {shown} have {place[0]}:{place[1]}{place[2]} twice; name each once"
         )
-    failovers = {failover_s for part in parts if (failover_s := _failover_of(part)) is not None}
-    if len(failovers) > 1:
-        raise InvalidRequestError(f"the endpoints {shown} have more than one failover_s; name one")
-    sources = {source for part in parts if (source := _read_from_of(part)) is not None}
-    if len(sources) > 1:
-        raise InvalidRequestError(f"the endpoints {shown} have more than one read_from; name one")
-    return Endpoints(
-        listed=listed,
-        failover_s=next(iter(failovers), FAILOVER_S_DEFAULT),
-        read_from=next(iter(sources), "owner"),
-    )
+    of_all: dict[str, Any] = {}
+    for name, read in _OF_ALL.items():
+        values = {read(value) for part in parts if (value := _setting(part, name)) is not None}
+        if len(values) > 1:
+            raise InvalidRequestError(f"the endpoints {shown} have more than one {name}; name one")
+        if values:
+            of_all[name] = values.pop()
+    return Endpoints(listed=listed, **of_all)
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -206,47 +204,44 @@ def parse_endpoint(text: str) -> Endpoint:
     )
 
 
-def _failover_of(text: str) -> float | None:
-    """Return the `failover_s` of one endpoint, or None."""
-    values = parse_qs(text.partition("#")[2]).get("failover_s")
-    if values is None:
-        return None
+def _setting(text: str, name: str) -> str | None:
+    """Return a setting of one endpoint, or None."""
+    values = parse_qs(text.partition("#")[2]).get(name)
+    return None if values is None else values[0]
+
+
+def _failover_s(text: str) -> float:
     try:
-        seconds = float(values[0])
+        seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= _FAILOVER_S_MAX:
         raise InvalidRequestError(
             f"failover_s of an endpoint is a number of seconds up to {_FAILOVER_S_MAX:g}, not"
-            f" '{values[0]}'"
+            f" '{text}'"
         )
     return seconds
 
 
-def _read_from_of(text: str) -> str | None:
-    """Return the `read_from` of one endpoint, or None."""
-    values = parse_qs(text.partition("#")[2]).get("read_from")
-    if values is None:
-        return None
-    return _checked_read_from(values[0])
-
-
-def _checked_read_from(text: str) -> str:
+def _read_from(text: str) -> str:
     if text not in _READ_FROM:
         raise InvalidRequestError(f"read_from is one of {', '.join(_READ_FROM)}, not {text!r:.80}")
     return text
 
 
+# Settings of the whole service, which any of several endpoints may have: name -> its reader.
+_OF_ALL: Final[Mapping[str, Callable[[str], Any]]] = {
+    "failover_s": _failover_s,
+    "read_from": _read_from,
+}
+
+
 def with_read_from(endpoint: str, read_from: str) -> str:
     """Return `endpoint` with `read_from` in place of its own; raises for an unknown word."""
-    _checked_read_from(read_from)
-    parts = []
-    for part in endpoint.split(","):
-        url, _, fragment = part.strip().partition("#")
-        settings = [s for s in fragment.split("&") if s and not s.startswith("read_from=")]
-        parts.append("#".join([url, "&".join(settings)]) if settings else url)
-    joint = "&" if "#" in parts[-1] else "#"
-    return f"{','.join(parts)}{joint}read_from={read_from}"
+    *others, last = endpoint.split(",")
+    parts = [_with_settings(part, in_place_of=("read_from",)) for part in others]
+    setting = f"read_from={_read_from(read_from)}"
+    return ",".join([*parts, _with_settings(last, setting, in_place_of=("read_from",))])
 
 
 def with_ca_file(endpoint: str, ca_file: str) -> str:
@@ -259,11 +254,16 @@ def with_ca_file(endpoint: str, ca_file: str) -> str:
         url = part.strip().partition("#")[0]
         if not url.startswith("https:"):
             raise InvalidRequestError(f"a CA file needs an endpoint https://..., not '{url}'")
-        failover_s, read_from = _failover_of(part), _read_from_of(part)
-        others = "" if failover_s is None else f"&failover_s={failover_s:g}"
-        others += "" if read_from is None else f"&read_from={read_from}"
-        parts.append(f"{url}#ca={quote(ca_file, safe='/')}{others}")
+        setting = f"ca={quote(ca_file, safe='/')}"
+        parts.append(_with_settings(part, setting, in_place_of=("ca", "sha256")))
     return ",".join(parts)
+
+
+def _with_settings(text: str, *settings: str, in_place_of: Collection[str]) -> str:
+    """Return one endpoint with `settings` in place of those with some names."""
+    url, _, fragment = text.strip().partition("#")
+    kept = [s for s in fragment.split("&") if s and s.partition("=")[0] not in in_place_of]
+    return "#".join([url, "&".join([*kept, *settings])]) if kept or settings else url
 
 
 def speaks_tls(url: str) -> bool:

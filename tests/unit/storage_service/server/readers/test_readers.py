@@ -140,19 +140,24 @@ def _run(
         runner.run(run())
 
 
+async def _killed_s(world: _World) -> float:
+    """Return when the only process was killed, which is replaced then."""
+    (process,) = world.processes
+    while len(world.processes) == 1:
+        await asyncio.sleep(1)
+    assert process.killed_s is not None
+    return process.killed_s
+
+
 def test_a_silent_reader_is_replaced_after_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def silent(world: _World) -> None:
-        loop = asyncio.get_running_loop()
         (process,) = world.processes
         await asyncio.sleep(15)
         process.channel.send(_NOTHING)
-        heard_s = loop.time()
-        while len(world.processes) == 1:
-            await asyncio.sleep(1)
-        assert process.killed_s is not None
-        assert process.killed_s - heard_s == pytest.approx(20, abs=1.5)
+        heard_s = asyncio.get_running_loop().time()
+        assert await _killed_s(world) - heard_s == pytest.approx(20, abs=1.5)
 
     _run(tmp_path, monkeypatch, silent, count=1)
 
@@ -164,11 +169,7 @@ def test_a_reader_has_more_time_for_its_start(
 
     async def starting(world: _World) -> None:
         started_s = asyncio.get_running_loop().time()
-        (process,) = world.processes
-        while len(world.processes) == 1:
-            await asyncio.sleep(1)
-        assert process.killed_s is not None
-        assert process.killed_s - started_s == pytest.approx(120, abs=1.5)
+        assert await _killed_s(world) - started_s == pytest.approx(120, abs=1.5)
 
     _run(tmp_path, monkeypatch, starting, count=1)
 
