@@ -13,9 +13,12 @@ import pytest
 
 from streamhouse.storage_service.directory.data_directory import lock
 
-HOLDER = (
-    "import fcntl, sys; fcntl.flock(int(sys.argv[1]), fcntl.LOCK_EX); print(); sys.stdin.read()"
-)
+HOLDER = """
+import fcntl, sys
+fcntl.flock(int(sys.argv[1]), fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.mark.parametrize("operation", [fcntl.LOCK_EX, fcntl.LOCK_SH])
