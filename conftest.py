@@ -44,6 +44,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # Spark's workers run `python3` from PATH unless told otherwise, and a session reads this only
 # when it starts.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+# Processes of tests write as they do on a new machine: a line that is not flushed waits.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # A Spark that lives for seconds spends them on its own start: a third less without the compiler
 # and the collector that pay after minutes.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
