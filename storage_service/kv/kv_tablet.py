@@ -238,7 +238,7 @@ class KvTablet:
         return aborted
 
     def replay(self, changelog: pa.RecordBatch, *, base_offset: int) -> None:
-        """Apply the log's missing changes; the batch starts at `base_offset`."""
+        """Apply the log's missing changes, loading no rows; the batch starts at `base_offset`."""
         assert not self._pending
         applied_count = self.applied_offset - base_offset
         if applied_count < 0:
@@ -256,7 +256,8 @@ class KvTablet:
             self._saw_rows(planned.values)
             self._absorb(planned)
             self.planned_offset = self.applied_offset
-            self.keep_up()
+            self._applied_rows = 0
+            self.keep_to_budget()
 
     def restore(self, rows: pa.RecordBatch, versions: npt.NDArray[np.int64]) -> None:
         """Add rows from elsewhere, written at the offsets `versions`, to an unchanged bucket.

@@ -134,8 +134,10 @@ def test_short_and_similar_keys_have_different_hashes() -> None:
 def test_near_order_is_order_by_what_it_sees_and_keeps_equal_keys_in_place(
     keys: list[bytes],
 ) -> None:
-    order = nearly_sorted(pa.array(keys, pa.binary())).tolist()
+    in_order, positions = nearly_sorted(pa.array(keys, pa.binary()))
+    order = positions.tolist()
 
+    assert in_order.to_pylist() == [keys[i] for i in order]
     assert sorted(order) == list(range(len(keys)))
     for key in set(keys):
         places = [i for i in order if keys[i] == key]

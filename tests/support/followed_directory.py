@@ -33,6 +33,10 @@ class FollowedWorld:
         self.owner, self.standby = folder / "owner", folder / "standby"
         self.manager = manager
         self.standby.mkdir()
+        self._copied: dict[str, bytes] = {}
+        self._open()
+
+    def _open(self) -> None:
         self.tables = WarmTables()
         directory = DataDirectory(self.standby)
         self.warm = WarmRows(
@@ -43,7 +47,14 @@ class FollowedWorld:
         )
         self.logs = LogTables()
         self.followed = FollowedLogs(directory, rows=self.warm, tables=self.logs)
-        self._copied: dict[str, bytes] = {}
+
+    def restart(self) -> None:
+        """Close what follows with all rows flushed, and open it again."""
+        for warm in self.warm._buckets.values():
+            warm.rows.flush()
+        self.close()
+        self._open()
+        self.warm.open_all()
 
     async def create(self, **properties: str) -> None:
         await self.manager.create_table(

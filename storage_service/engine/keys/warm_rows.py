@@ -48,6 +48,7 @@ _LOG_FILE: Final = re.compile(r"tables/(\d+)/bucket-(\d+)/\d{20}\.log")
 _TABLE_FILE: Final = re.compile(r"tables/(\d+)/table\.json")
 _TABLE: Final = re.compile(r"tables/(\d+)")
 _LOAD_ROWS: Final = 20_000
+_LOADED_PER_CHANGE: Final = 2
 
 
 @dataclass(slots=True)
@@ -278,6 +279,8 @@ class WarmRows:
                 raise CorruptDataError(f"the frame at offset {frame.base_offset} is damaged")
             changes = read_stored(frame.payload, info, stored_as=frame.schema_id)
             rows.replay(changes, base_offset=frame.base_offset)
+            # Changes may never stop coming, and all rows are loaded nevertheless.
+            rows.load_some(_LOADED_PER_CHANGE * changes.num_rows)
 
     def _frames_after(
         self, warm: _WarmBucket, table_id: int, bucket: int

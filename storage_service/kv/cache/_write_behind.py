@@ -107,8 +107,7 @@ class WriteBacklog:
         Of neighbouring changes of one key only the last is included.
         """
         keys, values, marker = _joined(self._pieces)
-        order = nearly_sorted(keys)
-        keys = keys.take(pa.array(order))
+        keys, order = nearly_sorted(keys)
         again = pc.equal(keys[:-1], keys[1:]).to_numpy(zero_copy_only=False)
         if again.any():
             latest = np.append(~again, True)
@@ -342,15 +341,15 @@ class WriteBehind:
         )
 
 
-def nearly_sorted(keys: pa.Array) -> npt.NDArray[np.int64]:
-    """Return positions putting `keys` nearly in order; equal keys keep their order.
+def nearly_sorted(keys: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Return `keys` nearly in order, and their positions before; equal keys keep their order.
 
     Six bytes are compared, from the first difference of the keys on; all bytes of keys that these
     leave mixed.
     """
     order = np.arange(len(keys))
     if len(keys) < 2:
-        return order
+        return keys, order
     words = _words_after(_common_prefix_bytes(keys), keys)
     words -= words.min()
     bits = int(words.max()).bit_length()
@@ -361,8 +360,9 @@ def nearly_sorted(keys: pa.Array) -> npt.NDArray[np.int64]:
         order = order[np.argsort(parts[order, part], kind="stable")]
     nearly = keys.take(pa.array(order))
     if pc.less(nearly[1:], nearly[:-1]).true_count > _MIXED * len(keys):
-        order = order[pc.sort_indices(nearly).to_numpy()]
-    return order
+        again = pc.sort_indices(nearly)
+        return nearly.take(again), order[again.to_numpy()]
+    return nearly, order
 
 
 def _common_prefix_bytes(keys: pa.Array) -> int:

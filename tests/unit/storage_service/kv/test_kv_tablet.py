@@ -191,6 +191,24 @@ def test_replay_skips_what_is_applied_even_within_a_batch(bucket: LoggedBucket) 
     other.tablet.close()
 
 
+def test_a_start_waits_for_no_rows_besides_the_replayed_ones(bucket: LoggedBucket) -> None:
+    """Rows that are flushed are loaded behind the start, or with the writes that come."""
+    bucket.write(upserts(*range(1_000)))
+    bucket.tablet.flush()
+    bucket.write(upserts(1, 2, name="b"))
+
+    bucket.reopen(replay_from=1)
+    assert not bucket.tablet.is_loaded
+    bucket.tablet.keep_up()
+    assert not bucket.tablet.is_loaded
+    assert bucket.lookup_all([(1,), (3,)])[(1,)]["name"] == "b"
+
+    assert not bucket.tablet.load_some(1_001)
+    assert bucket.tablet.is_loaded
+    assert bucket.tablet.row_count == 1_000
+    assert bucket.lookup_all([(2,), (999,)])[(2,)]["name"] == "b"
+
+
 def test_a_gap_in_the_log_is_damage(bucket: LoggedBucket) -> None:
     planned = bucket.plan(upserts(1))
     bucket.tablet.abort(planned)

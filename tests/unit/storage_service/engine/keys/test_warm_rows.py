@@ -59,6 +59,26 @@ async def test_a_changed_schema_is_followed(tmp_path: Path) -> None:
     assert await _names_after_takeover(world) == {1: "before"}
 
 
+async def test_rows_are_loaded_although_changes_never_stop(tmp_path: Path) -> None:
+    """A standby that restarts under a busy owner; `load_some` is for a quiet one."""
+    async with open_manager(tmp_path / "owner") as manager:
+        world = FollowedWorld(tmp_path, manager)
+        await world.create()
+        await world.write(list(range(100)), "old")
+        world.follow()
+        world.restart()
+        (warm,) = world.warm._buckets.values()
+        assert not warm.rows.is_loaded
+
+        for number in range(3):
+            await world.write([number], "new")
+            world.follow()
+        assert warm.rows.is_loaded
+
+    names = await _names_after_takeover(world)
+    assert names == dict.fromkeys(range(100), "old") | dict.fromkeys(range(3), "new")
+
+
 async def test_a_dropped_table_is_let_go(tmp_path: Path) -> None:
     async with open_manager(tmp_path / "owner") as manager:
         world = FollowedWorld(tmp_path, manager)
