@@ -101,15 +101,14 @@ class FollowedLog(ReadableLog):
         """Look at all whole frames in the files, and return the offset after the last of them.
 
         Only for files in which every whole frame may be read, as those of a standby. Frames behind
-        damage are not looked at. Raises `StorageFailedError`.
+        damage are looked at once their segment is sealed: until then damage looks like a frame that
+        is not whole. Raises `CorruptDataError` for damaged segment headers, and
+        `StorageFailedError`.
         """
         try:
             with self._lock:
-                try:
-                    while self._grow_some():
-                        pass
-                except CorruptDataError as error:
-                    _logger.debug("event=log_ends_early log=%s why=%r", self, str(error))
+                while self._grow_some():
+                    pass
                 return self._end
         except OSError as error:
             raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
@@ -124,6 +123,8 @@ class FollowedLog(ReadableLog):
         except FileNotFoundError:
             self._open_again(_NO_END)
             return True
+        except CorruptDataError as error:
+            _logger.debug("event=log_ends_early log=%s why=%r", self, str(error))
         return self._roll(growing, _NO_END)
 
     def is_at_hand(self, end: int) -> bool:

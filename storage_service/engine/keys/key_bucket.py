@@ -35,6 +35,7 @@ from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.log.append_queue import AppendResult
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.readable_log import ReadableLog
 
 __all__ = [
     "AppliedRows",
@@ -73,16 +74,17 @@ def table_rules(info: TableInfo) -> TableRules:
 
 
 def replay_log(
-    log: LogTablet,
+    log: ReadableLog,
     rows: KvTablet,
     *,
     info: TableInfo,
     where: str,
     go_on: Callable[[], None] = lambda: None,
-) -> None:
-    """Apply the visible changes of `log` missing from `rows`; an error of `go_on` ends the replay.
+) -> int:
+    """Apply the visible changes of `log` missing from `rows`, and return their number.
 
-    Durable changes above the high watermark may be incomplete, or about to be published.
+    An error of `go_on` ends the replay. Durable changes above the high watermark may be incomplete,
+    or about to be published.
     """
     start = rows.applied_offset
     while rows.applied_offset < log.high_watermark:
@@ -94,8 +96,7 @@ def replay_log(
                 place = f"{where}, offset {frame.base_offset}"
                 raise CorruptDataError(f"{place}: {error.message}") from error
             rows.replay(changes, base_offset=frame.base_offset)
-    if rows.applied_offset > start:
-        _logger.info("event=replayed bucket=%r start=%d end=%d", where, start, rows.applied_offset)
+    return rows.applied_offset - start
 
 
 class AppliedRows(NamedTuple):
@@ -128,7 +129,11 @@ class KeyBucket:
                 f"{where}: the rows by key are there up to offset {rows.applied_offset}, but the"
                 f" log ends at {log.log_end_offset}; acknowledged changes are missing from the log"
             )
-        replay_log(log, rows, info=info, where=where)
+        count = replay_log(log, rows, info=info, where=where)
+        if count:
+            _logger.info(
+                "event=replayed bucket=%r changes=%d end=%d", where, count, rows.applied_offset
+            )
 
     def replace_rows(self, rows: KvTablet, info: TableInfo) -> None:
         """Replace the damaged, closed rows by `rows`, which were made again.

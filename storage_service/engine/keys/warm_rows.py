@@ -1,8 +1,8 @@
 """Rows by key of a directory that another process writes, kept up to date with the logs.
 
 A standby keeps the rows open before a takeover, so that the takeover neither reads logs nor loads
-RocksDB. Each bucket's segment files are read on from the last position, frame by frame. No log is
-opened for writing, and only `kv` is changed.
+RocksDB. Each bucket's log is read on from the last applied change. No log is opened for writing,
+and only `kv` is changed.
 
 A bucket that cannot be kept warm is closed, and opened as after any restart when needed: the normal
 opening finds and reports the damage. One thread at a time.
@@ -16,29 +16,26 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.core.errors import CorruptDataError, StreamhouseError
-from streamhouse.core.model.schema_change import read_stored
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.service_state import load_service_state
 from streamhouse.storage_service.directory.table_files import read_table
 from streamhouse.storage_service.engine.keys._unsettled_decisions import UnsettledDecisions
-from streamhouse.storage_service.engine.keys.key_bucket import damage_of, table_rules
+from streamhouse.storage_service.engine.keys.key_bucket import (
+    damage_of,
+    replay_log,
+    table_rules,
+)
 from streamhouse.storage_service.engine.keys.warm_tables import WarmTable, WarmTables
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
-from streamhouse.storage_service.log.segments.segment_format import (
-    FILE_HEADER_BYTES,
-    LogIdentity,
-    frame_bytes,
-    offsets_of,
-    segment_path,
-)
-from streamhouse.storage_service.log.segments.segment_scan import SegmentFrame, open_segment
+from streamhouse.storage_service.log.followed_log import FollowedLog
+from streamhouse.storage_service.log.segments.segment_format import offsets_of
 
 __all__ = ["WarmRows"]
 
@@ -54,11 +51,8 @@ _LOADED_PER_CHANGE: Final = 2
 @dataclass(slots=True)
 class _WarmBucket:
     rows: KvTablet
-    base_offset: int = -1
-    """Of the segment that was read last, and up to which byte."""
-    position: int = FILE_HEADER_BYTES
-    log_end_offset: int = 0
-    """The end of the log read so far; rows of a checkpoint may be ahead of the log."""
+    log: FollowedLog
+    """Published up to its end; rows of a checkpoint may be ahead of the log."""
 
 
 class WarmRows:
@@ -146,6 +140,7 @@ class WarmRows:
         warm = self._buckets.pop((info.table_id, bucket), None)
         if warm is None:
             return None
+        warm.log.close()
         try:
             _follow_rules(warm.rows, info)
         except StreamhouseError:
@@ -190,9 +185,9 @@ class WarmRows:
         elif table.path != info.path:
             self._warm_tables.forget(table)
         table.follow(info)
-        is_ahead = any(bucket.rows.applied_offset > bucket.log_end_offset for bucket in warm)
+        is_ahead = any(bucket.rows.applied_offset > bucket.log.high_watermark for bucket in warm)
         if not is_ahead and not self.unsettled.are_in(table_id):
-            table.ends = [bucket.log_end_offset for bucket in warm]
+            table.ends = [bucket.log.high_watermark for bucket in warm]
         self._warm_tables.put(table)
         return None
 
@@ -205,6 +200,7 @@ class WarmRows:
         self._hide(table_id)
         warm = self._buckets.pop((table_id, bucket), None)
         if warm is not None:
+            warm.log.close()
             try:
                 warm.rows.close()
             except StreamhouseError as error:
@@ -235,7 +231,7 @@ class WarmRows:
         try:
             warm = self._buckets.get((table_id, bucket)) or self._opened(info, bucket)
             if warm is not None:
-                self._replay(warm, info, bucket)
+                self._replay(warm, info)
         except StreamhouseError as error:
             _logger.warning(
                 "event=not_warm table=%s bucket=%d why=%r", info.path, bucket, error.message
@@ -246,11 +242,13 @@ class WarmRows:
     def _opened(self, info: TableInfo, bucket: int) -> _WarmBucket | None:
         """Open a bucket with a log that has the changes missing from the rows."""
         path = self._directory.key_rows(info.table_id, bucket)
-        segments = self._segments(info.table_id, bucket)
-        if not segments:
+        filesystem = self._directory.filesystem
+        log_directory = self._directory.bucket(info.table_id, bucket)
+        bases = offsets_of(filesystem.list_names(log_directory), ".log")
+        if not bases:
             # The log is about to come.
             return None
-        if damage_of(path) is not None or (segments[0] > 0 and not path.exists()):
+        if damage_of(path) is not None or (bases[0] > 0 and not path.exists()):
             raise CorruptDataError("the rows have to be made again")
         rows = KvTablet(
             path,
@@ -259,49 +257,29 @@ class WarmRows:
             rules=table_rules(info),
             options=self.options,
         )
-        if rows.applied_offset < segments[0]:
+        try:
+            log = FollowedLog(
+                log_directory,
+                table_id=info.table_id,
+                bucket=bucket,
+                filesystem=filesystem,
+                start_offset=rows.applied_offset,
+                high_watermark=bases[-1],
+            )
+        except StreamhouseError:
             rows.close()
-            raise CorruptDataError("the log begins after what the rows have")
-        warm = self._buckets[info.table_id, bucket] = _WarmBucket(rows)
+            raise
+        warm = self._buckets[info.table_id, bucket] = _WarmBucket(rows, log)
         return warm
 
-    def _segments(self, table_id: int, bucket: int) -> list[int]:
-        """The base offsets of a bucket's segment files."""
-        names = self._directory.filesystem.list_names(self._directory.bucket(table_id, bucket))
-        return sorted(offsets_of(names, ".log"))
-
-    def _replay(self, warm: _WarmBucket, info: TableInfo, bucket: int) -> None:
-        rows = warm.rows
-        for frame in self._frames_after(warm, info.table_id, bucket):
-            if frame.end_offset <= rows.applied_offset:
-                continue
-            if not frame.is_checksum_right:
-                raise CorruptDataError(f"the frame at offset {frame.base_offset} is damaged")
-            changes = read_stored(frame.payload, info, stored_as=frame.schema_id)
-            rows.replay(changes, base_offset=frame.base_offset)
-            # Changes may never stop coming, and all rows are loaded nevertheless.
-            rows.load_some(_LOADED_PER_CHANGE * changes.num_rows)
-
-    def _frames_after(
-        self, warm: _WarmBucket, table_id: int, bucket: int
-    ) -> Iterator[SegmentFrame]:
-        """Yield what the log has had added since it was read last."""
-        segments = self._segments(table_id, bucket)
-        first = warm.base_offset
-        if first not in segments:
-            first = max((s for s in segments if s <= warm.rows.applied_offset), default=-1)
-        for base_offset in segments:
-            if base_offset < first:
-                continue
-            if base_offset != warm.base_offset:
-                warm.base_offset, warm.position = base_offset, FILE_HEADER_BYTES
-                warm.log_end_offset = base_offset
-            path = segment_path(self._directory.bucket(table_id, bucket), base_offset)
-            segment = open_segment(path, identity=LogIdentity(table_id, bucket))
-            for frame in segment.frames(start=warm.position):
-                yield frame
-                warm.log_end_offset = frame.end_offset
-                warm.position = frame.position + frame_bytes(len(frame.payload))
+    def _replay(self, warm: _WarmBucket, info: TableInfo) -> None:
+        log, rows = warm.log, warm.rows
+        log.high_watermark = log.grow()
+        count = replay_log(log, rows, info=info, where=str(log))
+        # Whole segments of applied changes are let go: the owner removes their files.
+        log.publish(rows.applied_offset, log.high_watermark)
+        # Changes may never stop coming, and all rows are loaded nevertheless.
+        rows.load_some(_LOADED_PER_CHANGE * count)
 
 
 def _follow_rules(rows: KvTablet, info: TableInfo) -> None:

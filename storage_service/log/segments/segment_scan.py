@@ -197,12 +197,9 @@ class SegmentFile:
     header: SegmentHeader
     view: memoryview
 
-    def frames(self, *, start: int = FILE_HEADER_BYTES) -> Iterator[SegmentFrame]:
-        """Yield frames until the first bytes unlike a frame, without judging their content.
-
-        A frame begins at byte `start`, or the file ends there.
-        """
-        position = start
+    def frames(self) -> Iterator[SegmentFrame]:
+        """Yield frames until the first bytes unlike a frame, without judging their content."""
+        position = FILE_HEADER_BYTES
         while position + FRAME_HEADER_BYTES <= len(self.view):
             (
                 magic,

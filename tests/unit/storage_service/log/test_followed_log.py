@@ -231,6 +231,26 @@ def test_sealed_segments_are_not_walked(tmp_path: Path) -> None:
     log.close()
 
 
+def test_whole_files_grow_past_damage_once_its_segment_is_sealed(tmp_path: Path) -> None:
+    """Until then the damage may as well be a frame that is not whole."""
+    log, follower = _log(tmp_path, segment_bytes_max=200), _follower(tmp_path)
+    store(log, b"first", b"second")
+    with segment_path(tmp_path, 0).open("r+b") as file:
+        file.seek(64 + 72)
+        file.write(b"????")
+    assert follower.grow() == 1
+
+    for number in range(3):
+        store(log, b"%d" % number * 150)
+    follower.high_watermark = follower.grow()
+
+    assert follower.high_watermark == log.high_watermark
+    assert _read(follower, 2) == _read(log, 2)
+    with pytest.raises(CorruptDataError):
+        _read(follower, 1)
+    log.close()
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_damaged_index_costs_no_row(tmp_path: Path, when: str) -> None:
     log = _log(tmp_path, segment_bytes_max=200)

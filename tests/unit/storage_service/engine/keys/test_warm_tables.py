@@ -147,7 +147,7 @@ async def test_rows_ahead_of_the_log_are_shown_once_the_log_has_them(tmp_path: P
         await world.write([1], "a")
         world.follow()
         (warm,) = world.warm._buckets.values()
-        log_end, warm.rows.applied_offset = warm.log_end_offset, 5
+        log_end, warm.rows.applied_offset = warm.log.high_watermark, 5
         world.tables.by_path[TABLE].ends = ()
 
         world.warm.follow(["service.json"])
