@@ -12,6 +12,7 @@ at a random moment: the next life has what the journal has stored. `check_lost(s
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import errno
 import functools
@@ -147,12 +148,19 @@ class _Writer:
             own = random.sample(range(_OWN_IDS), random.choice((1, 3, 40)))
             ids = {1_000 + self.number * _OWN_IDS + i for i in own}
             ids |= {random.randrange(_SHARED_IDS) for _ in range(random.randint(0, 4))}
+            self.written += 1
+            name = f"{self.number}.{self.written}"
+            deletes = 1
+            if random.random() < 0.3:
+                # Often just what another writer wants, too: then it changes nothing.
+                ids, name = {random.randrange(3)}, "same"
+                deletes = random.choice((0, 9))
             # A key has one bucket.
             chosen = [i * _BUCKETS + bucket for i in ids]
-            self.written += 1
-            names = [f"{self.number}.{self.written}"] * len(chosen)
+            names = [name] * len(chosen)
             rows = pa.record_batch([pa.array(chosen, pa.int64()), names], schema=EVENTS)
-            kinds = random.choices((OPERATION_UPSERT, OPERATION_DELETE), (9, 1), k=len(chosen))
+            weights = (9 - deletes, deletes)
+            kinds = random.choices((OPERATION_UPSERT, OPERATION_DELETE), weights, k=len(chosen))
             operations = None if random.random() < 0.5 else np.array(kinds, dtype=np.int8)
             sequence = self.sequences[bucket] + 1
             # Of the first version: columns are added meanwhile.
@@ -180,13 +188,12 @@ class _Writer:
         if done:
             self.unknown = None
         for write in writes if done else ():
-            # What changed nothing used no sequence up, and is not remembered.
             ranges = {answer.ranges[write.bucket] for answer in done}
-            ranges = {(start, end) for start, end in ranges if end > start}
-            assert len(ranges) < 2
-            for of_write in ranges:
-                self.sequences[write.bucket] += 1
-                self.answered.append((write, of_write))
+            self.answered += [(write, of_write) for of_write in ranges]
+            # What changed nothing used no sequence up, and is not remembered.
+            changed = {(start, end) for start, end in ranges if end > start}
+            assert len(changed) < 2
+            self.sequences[write.bucket] += len(changed)
         if unknown and not done:
             self.unknown = writes
 
@@ -385,8 +392,32 @@ def _shown(table: KeyTable, bucket: int) -> list[object]:
     ]
 
 
+def _histories(entries: list[Entry]) -> dict[int, list[tuple[int, str | None]]]:
+    """Return what became of each key: offsets, and the names from there on."""
+    histories: dict[int, list[tuple[int, str | None]]] = {}
+    for entry in entries:
+        if entry.change_type in (*_NEW, DELETE):
+            name = None if entry.change_type == DELETE else entry.row["name"]
+            histories.setdefault(entry.row["id"], []).append((entry.offset, name))
+    return histories
+
+
+def _name_at(history: list[tuple[int, str | None]], end: int) -> str | None:
+    """Return the name after the changes below `end`; None without a row."""
+    count = bisect.bisect_left(history, end, key=lambda change: change[0])
+    return history[count - 1][1] if count else None
+
+
+def _wanted(write: KeyWrite) -> dict[int, str | None]:
+    """Return the names that a write makes of its keys; None for a deleted row."""
+    ids, names = write.rows.column("id").to_pylist(), write.rows.column("name").to_pylist()
+    deletes = [False] * len(ids) if write.deletes is None else write.deletes.tolist()
+    changes = zip(ids, names, deletes, strict=True)
+    return {key: None if is_delete else name for key, name, is_delete in changes}
+
+
 def _check(table: KeyTable, writers: list[_Writer]) -> None:
-    """The log is one history, and leads to the rows that are there."""
+    """The log is one history, leads to the rows that are there, and has what was answered."""
     for number, bucket in enumerate(table.key_buckets):
         assert bucket.is_usable
         entries = _entries(table, number, 0, bucket.log.high_watermark)
@@ -396,6 +427,7 @@ def _check(table: KeyTable, writers: list[_Writer]) -> None:
         found = looked_up(bucket.rows, keys)
         assert found.found.all()
         assert identity(found.rows.to_pylist()) == identity([row for _, row in state.values()])
+        histories = _histories(entries)
         for writer in writers:
             for write, (start, end) in writer.answered:
                 if write.bucket == number:
@@ -404,6 +436,8 @@ def _check(table: KeyTable, writers: list[_Writer]) -> None:
                     names = {line.row["name"] for line in lines}
                     assert names <= set(write.rows.column("name").to_pylist())
                     assert len(lines) < 2 * write.rows.num_rows
+                    for key, name in _wanted(write).items():
+                        assert _name_at(histories.get(key, []), end) == name
 
 
 def _writers(random: Random) -> list[_Writer]:

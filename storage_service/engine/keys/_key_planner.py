@@ -110,7 +110,8 @@ class KeyRequest:
         for part in self.parts:
             bucket = buckets[part.bucket]
             visible = bucket.log.high_watermark if self.is_published else bucket.rows.applied_offset
-            if part.write is not None and part.end > visible:
+            # Also without changes: the rows may be those of an earlier request of the group.
+            if part.end > visible:
                 not_applied = UnknownOutcomeError(
                     f"{bucket.where}: the changes are stored but could not be applied; restart the"
                     " service, which applies them, and repeat the request with the same writer id"

@@ -11,7 +11,8 @@ Promises to callers:
   published change.
 - Writes of a table are applied in the order of their offsets, the same order in every bucket.
 - A repeated sequence is answered with its first offsets. A write without changes is not remembered:
-  a repetition takes effect at its own time, and the sequence is still the writer's next.
+  a repetition takes effect at its own time, and the sequence is still the writer's next. Its rows
+  may be those of an earlier request of its group: if these fail, it fails as well.
 
 Access to the rows: the event loop plans and applies short groups; a thread does long groups and all
 work that waits for a disk. The holder of the turn alone touches the rows. No answer waits for the

@@ -191,6 +191,32 @@ async def test_a_full_disk_refuses_writes_and_loses_nothing(
         assert _names(table, 0, range(5)) == ["kept"] * 5
 
 
+async def test_rows_that_are_there_already_are_refused_with_the_request_that_brought_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second and the fourth change nothing, after the first and the third of their group."""
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 2)
+        await _write(manager, table, KeyWrite(0, _named(range(4), "old")))
+        disk = _FullDisk(monkeypatch)
+        new = KeyWrite(0, _named(range(2), "new"))
+        gone = delete_of(0, _named(range(2, 4), "").select(["id"]))
+        elsewhere = delete_of(1, _named(range(2), "").select(["id"]))
+        writes = [
+            asyncio.ensure_future(_write(manager, table, write))
+            for write in (new, new, gone, gone, elsewhere)
+        ]
+        await until(disk.is_writing.is_set)
+
+        disk.go()
+
+        *refused, unchanged = await asyncio.gather(*writes, return_exceptions=True)
+        assert [type(error) for error in refused] == [StorageFailedError] * 4
+        assert unchanged.ranges == {1: (0, 0)}
+        assert _names(table, 0, range(4)) == ["old"] * 4
+        assert (await _write(manager, table, new)).ranges == {0: (4, 8)}
+
+
 async def test_after_a_failed_sync_the_bucket_is_read_only_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
