@@ -270,6 +270,17 @@ class Service(LogRequestService):
                 " as it was, with what tells it from others"
             ) from error
 
+    def check_answer(self, exchange: HttpExchange, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """Check that this process may answer a write with the offsets `ranges`.
+
+        Raises as `check_written`. A write without changes is a read: the answer is about the rows
+        of this process, and a new owner may have different rows by now.
+        """
+        if all(start == end for start, end in ranges.values()):
+            exchange.tenure = self.tenure
+        else:
+            self.check_written()
+
     async def rows_body(self, exchange: HttpExchange, memory: HeldBody) -> bytes:
         """Receive the body of a request that writes rows; `memory` counts the body's memory."""
         self.manager.disk_budget.check()

@@ -122,11 +122,7 @@ async def _write(
 async def _answer(
     exchange: HttpExchange, service: Service, table: TableInfo, appended: Appended
 ) -> None:
-    if all(start == end for start, end in appended.ranges.values()):
-        # Nothing changes in the rows of this process; a new owner may have different rows by now.
-        exchange.tenure = service.tenure
-    elif service.tenure is not None:
-        service.check_written()
+    service.check_answer(exchange, appended.ranges)
     ranges = (f'"{b}": [{start}, {end}]' for b, (start, end) in appended.ranges.items())
     buckets, time_us = ", ".join(ranges), appended.timestamp_us
     text = f'{{"table_id": {table.table_id}, "buckets": {{{buckets}}}, "timestamp_us": {time_us}}}'

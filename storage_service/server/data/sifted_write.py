@@ -195,9 +195,10 @@ async def answer_sifted(
         write = dataclasses.replace(write, schema_id=_schema_id(info, write))
         if checked.misfits or write.is_once:
             result = await write_checked(service, table, write, checked)
+            service.check_written()
         else:
             result = await _write_valid_rows(service, table, write, checked)
-    service.check_written()
+            service.check_answer(exchange, result.ranges)
     rejected_count = 0
     if not result.is_skipped:
         # The answer to a repetition is the stored result: the rows are the same.

@@ -173,6 +173,21 @@ async def test_a_delete_that_found_nothing_is_a_read(tmp_path: Path, key: int) -
     assert answer.status == {1: 200, 77: 421}[key]
 
 
+@pytest.mark.parametrize("name", ["n1", "new"])
+async def test_an_upsert_that_found_its_rows_is_a_read_in_every_form(
+    tmp_path: Path, name: str
+) -> None:
+    tenure = _Tenure()
+    async with in_process_service(tmp_path, tenure=tenure) as service:
+        await _tables(service)
+        tenure.end()
+        rows = [{"id": 1, "name": name}]
+
+        answer = await service.call("POST", "/v1/tables/keyed/upsert", json_body=rows)
+
+    assert answer.status == {"n1": 421, "new": 200}[name]
+
+
 async def test_a_refused_write_may_be_right_elsewhere(tmp_path: Path) -> None:
     tenure = _Tenure()
     async with in_process_service(tmp_path, tenure=tenure) as service:
