@@ -38,7 +38,11 @@ from streamhouse.storage_service.ownership.roles.role import Role, Standing
 from streamhouse.storage_service.server._process_answers import AboutProcess
 from streamhouse.storage_service.server._request_app import RequestApp
 from streamhouse.storage_service.server._request_service import LogRequestService
-from streamhouse.storage_service.server.data._key_read_route import answer_lookup, answer_row
+from streamhouse.storage_service.server.data._key_read_route import (
+    answer_lookup,
+    answer_prefix_lookup,
+    answer_row,
+)
 from streamhouse.storage_service.server.data._log_read_route import answer_fetch
 from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.exchange import Exchange
@@ -197,6 +201,7 @@ async def _answer_fetch(
 _ANSWERS: Final[Mapping[str, tuple[Callable[..., Awaitable[None]], bytes]]] = {
     "row": (answer_row, b"at_least="),
     "lookup": (answer_lookup, b"at_least="),
+    "prefix_lookup": (answer_prefix_lookup, b"at_least="),
     "fetch": (_answer_fetch, b"read_from=any"),
 }
 

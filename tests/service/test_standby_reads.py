@@ -155,15 +155,26 @@ def test_a_client_reads_its_own_writes_from_any_process(pair: Pair) -> None:
             assert client.lookup_one("keyed", id=key) == {"id": key, "value": number}
             found = client.lookup("keyed", [{"id": key}, {"id": 99}]).to_pylist()
             assert [row["value"] for row in found] == [number, None]
+            assert _under(client, key) == {"id": key, "value": number}
         wait_until(
             lambda: [client.lookup_one("keyed", id=1) for _ in range(5)] and _answers(standby) > 50,
             "lookups that the standby answers",
         )
+        wait_until(
+            lambda: _under(client, 1) is not None and standby.answers("prefix_lookup") > 20,
+            "lookups by prefix that the standby answers",
+        )
+
+
+def _under(client: StorageClient, key: int) -> dict[str, Any] | None:
+    """Return the row of a key, looked up by prefix."""
+    rows: list[dict[str, Any]] = client.prefix_lookup("keyed", [{"id": key}]).to_pylist()
+    return rows[0] if rows else None
 
 
 def _answers(machine: Machine) -> int:
     """The lookups that a process has answered with rows."""
-    return machine.answers("row", "lookup")
+    return machine.answers("row", "lookup", "prefix_lookup")
 
 
 class _Clients:
@@ -198,7 +209,8 @@ class _Clients:
                         client.upsert("keyed", [{"id": key, "value": value}])
                         part.append(self._call(key, "write", value, started))
                     started = time.monotonic_ns()
-                    row = client.lookup_one("keyed", id=key)
+                    is_one = random.random() < 0.5
+                    row = client.lookup_one("keyed", id=key) if is_one else _under(client, key)
                     self.reads += 1
                     part.append(self._call(key, "read", row and row["value"], started))
         except BaseException as error:  # noqa: BLE001 - the test says it

@@ -263,10 +263,10 @@ def prefix_lookup(
     columns: Sequence[str] | None,
     table: TableInfo | None = None,
 ) -> pa.Table:
-    """See `StorageClient.prefix_lookup`; with `table` no later lookup goes back."""
+    """See `StorageClient.prefix_lookup`; with `table` any process may answer."""
     query = {"limit": str(limit), **named_columns(columns)}
     url = f"/v1/tables/{path}/prefix_lookup"
-    answer = _post_keys(transport, url, query, _whole(keys), table=table, is_for_owner=True)
+    answer = _post_keys(transport, url, query, _whole(keys), table=table)
     return answer.replace_schema_metadata(None)
 
 
@@ -371,23 +371,17 @@ def _post_keys(
     keys: pa.RecordBatch,
     *,
     table: TableInfo | None = None,
-    is_for_owner: bool = False,
 ) -> pa.Table:
     body = encode_append_body(keys.schema, [(None, 0, keys)])
     try:
-        answer = transport.read(
-            "POST", url, query=query, body=body, table=table, is_for_owner=is_for_owner
-        )
+        answer = transport.read("POST", url, query=query, body=body, table=table)
     except RequestTooLargeError:
         # The size of the rows is unknown before the lookup.
         if keys.num_rows < 2:
             raise
         half = keys.num_rows // 2
         halves = (keys.slice(0, half), keys.slice(half))
-        parts = [
-            _post_keys(transport, url, query, part, table=table, is_for_owner=is_for_owner)
-            for part in halves
-        ]
+        parts = [_post_keys(transport, url, query, part, table=table) for part in halves]
         return pa.concat_tables(parts)
     try:
         return pa.ipc.open_stream(pa.py_buffer(answer.data)).read_all()

@@ -36,7 +36,6 @@ from streamhouse.storage_service.engine.keys.key_lookup import (
     LookupTable,
     StoredRows,
 )
-from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.server._request_service import RequestService
 from streamhouse.storage_service.server.data._json_row import JsonRows
 from streamhouse.storage_service.server.data._key_text import (
@@ -56,7 +55,6 @@ from streamhouse.storage_service.server.http._parameters import (
 )
 from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.http_exchange import Headers, HttpExchange
-from streamhouse.storage_service.server.service import Service
 
 __all__ = ["answer_count", "answer_lookup", "answer_prefix_lookup", "answer_row"]
 
@@ -69,9 +67,9 @@ _INLINE_KEYS: Final = 2_000
 _INLINE_TEXT_KEYS: Final = 100
 _INLINE_BYTES: Final = 1 << 20
 _LEAST: Final = ("at_least", "table_id", "schema_id")
+"""The parameters of the least answer; without `at_least` a standby does not answer."""
 # Those of 256 buckets; all that are kept take a few megabytes.
 _LEAST_KEPT_CHARACTERS_MAX: Final = 4_096
-"""The parameters of the least answer; without `at_least` a standby does not answer."""
 
 _JSON_ROWS: Final[WeakKeyDictionary[KeyLookup, JsonRows]] = WeakKeyDictionary()
 
@@ -167,11 +165,14 @@ async def _lookup_answer(
     return await service.answers.build(exchange, estimate, lambda _: service.run_blocking(look_up))
 
 
-async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path: str) -> None:
+async def answer_prefix_lookup(
+    exchange: HttpExchange, service: RequestService, *, path: str
+) -> None:
     """Answer the rows of every key prefix in key order, up to `limit` rows per prefix."""
     query = exchange.query(["columns", "limit", *_LEAST])
-    table = _key_table(service, path)
-    columns = column_names(query.get("columns"), table.info)
+    table = service.lookup_table(path)
+    lookup = table.lookup
+    columns = column_names(query.get("columns"), lookup.info)
     limit = integer("limit", query.get("limit", str(_PREFIX_LIMIT_DEFAULT)), least=1)
     form = accepted_form(exchange)
     rows_max, bytes_max = service.config.lookup_rows_max, service.answers.answer_bytes_max
@@ -185,7 +186,7 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
             )
 
         def look_up() -> _Answer:
-            answer = table.lookup.prefix_rows(prefixes, rows_max=limit, bytes_max=bytes_max)
+            answer = lookup.prefix_rows(prefixes, rows_max=limit, bytes_max=bytes_max)
             return _packed(answer, columns, form)
 
         packed = await service.answers.build(exchange, 0, lambda _: service.run_blocking(look_up))
@@ -196,12 +197,6 @@ async def answer_count(exchange: HttpExchange, service: RequestService, *, path:
     """Answer the exact number of rows, as a consistent count over all buckets."""
     exchange.query(())
     await exchange.answer_json({"count": service.lookup_table(path).count_rows()})
-
-
-def _key_table(service: Service, path: str) -> KeyTable:
-    table = service.lookup_table(path)
-    assert isinstance(table, KeyTable), "the service has no other"
-    return table
 
 
 async def _keys(

@@ -212,12 +212,10 @@ class HttpTransport:
         query: Mapping[str, str] | None = None,
         body: Any = None,
         accepted_statuses: Container[int] = (),
-        is_for_owner: bool = False,
     ) -> Answer:
         """Send a read of rows by key: to the owner, or to any process with `read_from=any`.
 
-        Any process may answer only with the described `table`, and without `is_for_owner`: the
-        answer of the owner is only remembered, for the reads that follow. Raises as `request`, and
+        Any process may answer only with the described `table`. Raises as `request`, and
         `LogCutError` once if the service has lost what this client has written or read.
         """
         any_process, answer = self.any_process, None
@@ -226,7 +224,7 @@ class HttpTransport:
         if table is not None:
             query = {**(query or {}), **any_process.query(table)}
         try:
-            if table is not None and not is_for_owner:
+            if table is not None:
                 answer = self._any_answer(
                     method, path, query=query, body=body, accepted_statuses=accepted_statuses
                 )

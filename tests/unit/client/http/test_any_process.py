@@ -88,7 +88,7 @@ def test_an_answer_must_include_what_was_written_and_read() -> None:
     assert _least(one) == [{"0": 1, "1": 9}, {"0": 1, "1": 9, "2": 40}]
 
 
-def test_an_answer_must_include_what_was_fetched_and_what_only_the_owner_answers() -> None:
+def test_an_answer_must_include_what_was_fetched() -> None:
     included = 'x-included-offsets: {"2": 40}\r\n'
     with ScriptedServer([_answer(headers=included), _answer()]) as owner:
         transport = _transport(owner, _nobody())
@@ -96,23 +96,11 @@ def test_an_answer_must_include_what_was_fetched_and_what_only_the_owner_answers
         transport.any_process.note_fetched(1, Offset(9, 7))
         transport.any_process.note_fetched(1, Offset(5, 7))
         transport.any_process.note_fetched(1, 11)
-        transport.read(
-            "POST", "/v1/tables/db.t/prefix_lookup", table=TABLE, body=b"", is_for_owner=True
-        )
+        transport.read("GET", ROW, table=TABLE)
         transport.read("GET", ROW, table=TABLE)
         transport.close()
 
     assert _least(owner) == [{"1": 9}, {"1": 9, "2": 40}]
-
-
-def test_what_is_for_the_owner_is_asked_of_nobody_else() -> None:
-    with ScriptedServer([_answer()] * 4) as owner, ScriptedServer([]) as other:
-        transport = _transport(owner, other)
-        for _ in range(4):
-            transport.read("POST", ROW, table=TABLE, body=b"", is_for_owner=True)
-        transport.close()
-
-    assert not other.requests
 
 
 def _nobody() -> str:

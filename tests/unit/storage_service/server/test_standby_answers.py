@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from streamhouse.core.threads import Pool
@@ -18,9 +19,10 @@ from streamhouse.storage_service.server.doors import Doors
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 from tests.support.followed_directory import TABLE, FollowedWorld
-from tests.support.in_process_service import open_manager
+from tests.support.in_process_service import append_body, open_manager
 
 ROW = "/v1/tables/keyed/rows/1"
+PREFIX = "/v1/tables/keyed/prefix_lookup"
 FETCH = "/v1/tables/keyed/buckets/0/fetch"
 
 
@@ -43,6 +45,17 @@ class _Standby(FollowedWorld):
         if least is not None:
             query["at_least"] = least
         return await AsgiCall(self.app, "GET", path, query={"table_id": "1", **query}).run()
+
+    async def under(self, key: int, **query: str) -> AsgiAnswer:
+        """Look up by prefix, with any least unless it is named or empty."""
+        query = {"at_least": "{}", "table_id": "1", **query}
+        query = {name: text for name, text in query.items() if text}
+        keys = pa.record_batch([pa.array([key], pa.int64())], names=["id"])
+        body = append_body(keys.schema, [(None, 0, keys)])
+        headers = {"accept": "application/json"}
+        return await AsgiCall(
+            self.app, "POST", PREFIX, query=query, headers=headers, chunks=[body]
+        ).run()
 
     async def fetch(self, path: str = FETCH, **query: str) -> AsgiAnswer:
         """Fetch as a client that takes the rows of any process; empty parameters are left out."""
@@ -102,6 +115,49 @@ async def test_everything_else_is_the_owners(
         error = answer.json()["error"]
         assert (answer.status, error["code"]) == (421, "not_owner")
         assert error["owner"] == "http://other:8765"
+
+
+async def test_a_lookup_by_prefix_is_answered_as_a_lookup(tmp_path: Path) -> None:
+    async with _standby(tmp_path) as world:
+        answer = await world.under(1, at_least='{"0": 1}')
+        missing = await world.under(5)
+
+        assert (answer.status, answer.json()) == (200, {"rows": [{"id": 1, "name": "a"}]})
+        assert json.loads(answer.headers["x-included-offsets"]) == {"0": 1}
+        assert answer.headers["x-role"] == missing.headers["x-role"] == "standby"
+        assert (missing.status, missing.json()) == (200, {"rows": []})
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"at_least": ""},
+        {"at_least": '{"0": 2}'},
+        {"table_id": "2"},
+        {"schema_id": "7"},
+        {"limit": "0"},
+        {"limit": "1000000"},
+        {"columns": "nothing"},
+    ],
+)
+async def test_every_other_lookup_by_prefix_is_the_owners(
+    tmp_path: Path, query: dict[str, str]
+) -> None:
+    async with _standby(tmp_path) as world:
+        answer = await world.under(1, **query)
+
+        assert (answer.status, answer.json()["error"]["code"]) == (421, "not_owner")
+
+
+async def test_a_lookup_by_prefix_waits_for_changes(tmp_path: Path) -> None:
+    async with _standby(tmp_path) as world:
+        await world.write([1], "b")
+        waiting = asyncio.ensure_future(world.under(1, at_least='{"0": 3}'))
+        await world.standing.is_needed.wait()
+
+        await asyncio.to_thread(world.follow)
+
+        assert (await waiting).json()["rows"] == [{"id": 1, "name": "b"}]
 
 
 @pytest.mark.parametrize("role", [Role.WAITING, Role.RESTORING, Role.OWNER])

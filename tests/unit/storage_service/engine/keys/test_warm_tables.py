@@ -87,6 +87,8 @@ async def test_rows_of_a_transaction_in_pieces_are_not_shown(tmp_path: Path) -> 
         world.follow()
         stored = table.lookup.find(table.lookup.key({"id": 1}))
         assert not table.shows(stored.ends), "its rows are met, and wait"
+        prefix = pa.record_batch([pa.array([1], pa.int64())], names=["id"])
+        assert not table.shows(table.lookup.prefix_rows(prefix, rows_max=1).ends)
         assert table.shows({0: 1})
 
         outcome = CommitResult(
