@@ -73,16 +73,26 @@ async def apply_retention(table: OpenTable, runtime: Runtime, *, is_early: bool 
             first_unread = first_wanted(table, bucket)
             offset_max = offset_max if first_unread is None else min(offset_max, first_unread)
         start = tablet.log_start_offset
-        if offset_max > tablet.log_start_offset or table.truncated_offsets:
-            tiered = table.lake.tiered_offsets.get(bucket, 0)
-            deleted += await runtime.run(_delete, tablet, timestamp_us_before, offset_max, tiered)
-        if tablet.log_start_offset > start:
-            end = tablet.log_start_offset
-            # Who waits below it is told so.
-            table.wakeups.wake((bucket,))
-            if lost := tell_of_lost_rows(table, bucket, start=start, end=end):
-                runtime.observer.unread_rows_deleted(lost)
+        try:
+            if offset_max > start or table.truncated_offsets:
+                tiered = table.lake.tiered_offsets.get(bucket, 0)
+                deleted += await runtime.run(
+                    _delete, tablet, timestamp_us_before, offset_max, tiered
+                )
+        finally:
+            # The log begins later also after a removal that the disk has refused.
+            _tell_of_start(table, bucket, runtime, start=start)
     return deleted
+
+
+def _tell_of_start(table: OpenTable, bucket: int, runtime: Runtime, *, start: int) -> None:
+    """Tell who reads a bucket that its log does not begin at `start` any more, if so."""
+    end = table.tablet(bucket).log_start_offset
+    if end > start:
+        # Who waits below it is told so.
+        table.wakeups.wake((bucket,))
+        if lost := tell_of_lost_rows(table, bucket, start=start, end=end):
+            runtime.observer.unread_rows_deleted(lost)
 
 
 def _gains_by_early(table: OpenTable) -> bool:

@@ -222,6 +222,8 @@ class Segment(ABC):
     ) -> Iterator[_Frame]:
         """Yield frames from `start` on beginning below `offset_max`, checking the chain."""
         expected, position = start
+        # The view of a file that was cut is shorter.
+        size = min(size, len(view))
         while expected < offset_max:
             if position + FRAME_HEADER_BYTES > size:
                 raise self._corrupt(position, f"the file ends before offset {expected}")

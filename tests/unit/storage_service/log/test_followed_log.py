@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from random import Random
@@ -133,6 +134,23 @@ def test_a_file_that_is_too_short_is_damage(tmp_path: Path) -> None:
     assert _read(follower, 0) == [(0, b"one")]
     with pytest.raises(CorruptDataError, match="but rows below 2 are published"):
         _read(follower, 1)
+    log.close()
+
+
+@pytest.mark.parametrize("size", [64, 100, 4_200])
+def test_a_segment_that_was_cut_is_damage_from_the_cut_on(tmp_path: Path, size: int) -> None:
+    """Also for the log of the owner, which has an index of what is missing."""
+    log = _log(tmp_path)
+    store(log, *[bytes([65 + number]) * 4_000 for number in range(4)])
+    os.truncate(segment_path(tmp_path, 0), size)
+    whole = size // 4_064
+
+    for each in (log, _follower(tmp_path, log)):
+        for offset in range(whole, 4):
+            with pytest.raises(CorruptDataError):
+                _read(each, offset)
+        if whole:
+            assert len(_read(each, 0)) == whole
     log.close()
 
 

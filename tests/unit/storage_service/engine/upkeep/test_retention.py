@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from pathlib import Path
 
+import pytest
+
+from streamhouse.core.errors import StorageFailedError
 from streamhouse.core.model.lake.facts import SideLakeState
 from streamhouse.core.model.table_state import TieringReport
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep._retention import apply_retention, retain
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from tests.support.in_process_service import (
     event_rows,
     later,
@@ -88,6 +93,27 @@ async def test_a_table_without_a_lake_loses_rows_by_age_alone(tmp_path: Path) ->
 
         appended = await manager.append(table, [routed(0, event_rows(0, 1))])
         assert appended.ranges == {0: (9_000, 9_001)}
+
+
+async def test_a_removal_that_the_disk_refuses_is_told_to_those_who_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log begins later already, so readers beside the owner must not answer the old rows."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async with open_manager(tmp_path) as manager:
+        table = await _filled(manager, **{"table.datalake.enabled": "false"})
+        published = list[int]()
+        table.wakeups.on_wake = lambda: published.append(table.tablet(0).log_start_offset)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalFilesystem, "remove", refuse)
+            with pytest.raises(StorageFailedError):
+                await _apply(manager, table, age_us=2 * DAY_US)
+
+        assert table.tablet(0).log_start_offset == 9_000
+        assert published == [9_000]
 
 
 async def test_all_tables_have_their_turn_and_are_counted(tmp_path: Path) -> None:
