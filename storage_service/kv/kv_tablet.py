@@ -67,7 +67,6 @@ _logger = logging.getLogger(__name__)
 
 _LOAD_CHUNK_ROWS: Final = 10_000
 _SCAN_CHUNK_ROWS: Final = 2_000
-_SCAN_CHUNK_BYTES: Final = 16 << 20
 _ANY_SIZE: Final = 1 << 62
 # With few old rows, a search pauses regularly for other work.
 _CHUNKS_AT_ONCE_MAX: Final = 10
@@ -390,10 +389,6 @@ class KvTablet:
         start = check_prefix(prefix, self.rules)
         newer = self.backlog.changes_under(start)
         chunk_rows = min(rows_max + 1, _SCAN_CHUNK_ROWS)
-        if chunk_rows > FIRST_STEP_ROWS:
-            store_bytes = self._store.approximate_bytes()
-            row_bytes = (store_bytes["files"] + store_bytes["memtables"]) // max(self.row_count, 1)
-            chunk_rows = min(chunk_rows, max(_SCAN_CHUNK_BYTES // max(row_bytes, 1), 1))
         older = self._store.scan(start=start, end=prefix_end(start), chunk_rows=chunk_rows)
         chosen = rows_in_key_order(
             newer, older, rows_max=rows_max, bytes_max=bytes_max, table=self.rules.table
@@ -464,7 +459,7 @@ class KvTablet:
         call each `next` while the rows exist.
         """
         self.backlog.hand_over()
-        for values in _values_before(self._store, offset, self.row_count, bytes_max=bytes_max):
+        for values in _values_before(self._store, offset, bytes_max=bytes_max):
             yield self.codec.decode(values)
 
     def close(self) -> None:
@@ -570,20 +565,14 @@ def _codec(rules: TableRules) -> RowCodec:
     )
 
 
-def _values_before(
-    store: RocksdbStore, offset: int, row_count: int, *, bytes_max: int
-) -> Iterator[pa.Array]:
+def _values_before(store: RocksdbStore, offset: int, *, bytes_max: int) -> Iterator[pa.Array]:
     """Yield the store's values written below `offset`, about `bytes_max` of them at a time.
 
-    A part may be small or empty after a long search. The store has about `row_count` rows; their
-    average size bounds a chunk of large rows.
+    A part may be small or empty after a long search.
     """
-    store_bytes = store.approximate_bytes()
-    row_bytes = (store_bytes["files"] + store_bytes["memtables"]) // max(row_count, 1)
-    chunk_rows = min(max(bytes_max // max(row_bytes, 1), 1), _SCAN_CHUNK_ROWS)
     waiting: list[pa.Array] = []
     size = chunks = 0
-    for _, values in store.scan(chunk_rows=chunk_rows):
+    for _, values in store.scan(chunk_rows=_SCAN_CHUNK_ROWS, chunk_bytes=bytes_max):
         older = values.filter(pa.array(versions_of(values) < offset))
         if chunks == _CHUNKS_AT_ONCE_MAX or (waiting and size + older.nbytes > bytes_max):
             yield _all_of(waiting)

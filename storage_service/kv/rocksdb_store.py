@@ -77,6 +77,8 @@ _MAGIC: Final = b"SHKV"
 _FORMAT_VERSION: Final = 1
 # A call into RocksDB holds the interpreter: this many rows is a fraction of a millisecond.
 _CHUNK_ROWS: Final = 2_000
+# Rows may be large, and a chunk of them is in memory twice.
+_CHUNK_BYTES: Final = 16 << 20
 # Damage in messages without a prefix of damage: a missing file.
 _SIGNS_OF_DAMAGE: Final = ("No such file or directory",)
 # With lookups in memory, many files cost less than frequent compaction; with lookups here,
@@ -252,12 +254,17 @@ class RocksdbStore:
         self._sealed = self._flushed = self._written
 
     def scan(
-        self, *, start: bytes = _ROWS_START, end: bytes = _ROWS_END, chunk_rows: int = _CHUNK_ROWS
+        self,
+        *,
+        start: bytes = _ROWS_START,
+        end: bytes = _ROWS_END,
+        chunk_rows: int = _CHUNK_ROWS,
+        chunk_bytes: int = _CHUNK_BYTES,
     ) -> Iterator[tuple[pa.Array, pa.Array]]:
         """Return keys and values of the rows with start <= key < end in key order, in chunks.
 
-        The chunks show the state at the call. Release the iterator soon, because the state is kept
-        alive.
+        A chunk ends at `chunk_rows` rows, or with the row that reaches `chunk_bytes`. The chunks
+        show the state at the call. Release the iterator soon, because the state is kept alive.
         """
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(end)
@@ -266,13 +273,15 @@ class RocksdbStore:
             cursor = _Cursor(self._db.iter(bounds), bounds)
             self._cursors.add(cursor)
             cursor.seek(start)
-        return self._chunks(cursor, chunk_rows)
+        return self._chunks(cursor, chunk_rows, chunk_bytes)
 
-    def _chunks(self, cursor: _Cursor, chunk_rows: int) -> Iterator[tuple[pa.Array, pa.Array]]:
+    def _chunks(
+        self, cursor: _Cursor, chunk_rows: int, chunk_bytes: int
+    ) -> Iterator[tuple[pa.Array, pa.Array]]:
         try:
             while True:
                 with self._door(), self._scanning:
-                    keys, values = cursor.read(chunk_rows)
+                    keys, values = cursor.read(chunk_rows, chunk_bytes)
                 if not keys:
                     return
                 yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
@@ -379,8 +388,8 @@ class _Cursor:
         assert self._rows is not None
         self._rows.seek(start)
 
-    def read(self, count: int) -> tuple[list[bytes], list[bytes]]:
-        """Return the next keys and values, `count` or up to the end."""
+    def read(self, count: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
+        """Return the next keys and values: `count`, or up to `bytes_max` or the end."""
         rows = self._rows
         if rows is None:
             raise DbClosedError
@@ -394,9 +403,13 @@ class _Cursor:
                     # An error ends the iteration like the end of the rows.
                     rows.status()
                     break
+                value = value_here()
                 keys.append(key)
-                values.append(value_here())
+                values.append(value)
                 advance()
+                bytes_max -= len(value)
+                if bytes_max <= 0:
+                    break
         finally:
             # An error keeps this frame alive.
             del rows, key_here, value_here, advance

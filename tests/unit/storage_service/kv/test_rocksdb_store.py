@@ -136,6 +136,18 @@ def test_a_marker_moves_without_rows(store: RocksdbStore) -> None:
     assert store.flushed_marker == Marker(9, 0)
 
 
+def test_a_chunk_of_large_rows_is_bounded_by_its_bytes(store: RocksdbStore) -> None:
+    """A load of rows of a megabyte once took ten thousand of them at a time."""
+    keys = pa.array([b"\x01%d" % number for number in range(9)], pa.binary())
+    values = pa.array([b"x" * (5 << 20)] * 8 + [b"small"], pa.binary())
+    store.write(keys, values, marker=Marker(9, 9))
+
+    counts = [len(chunk) for chunk, _ in store.scan(chunk_rows=10_000)]
+
+    assert counts == [4, 4, 1]
+    assert [len(chunk) for chunk, _ in store.scan(chunk_bytes=6 << 20)] == [2, 2, 2, 2, 1]
+
+
 def test_a_scan_is_of_a_range_and_of_its_moment(store: RocksdbStore) -> None:
     keys = [b"\x01" + bytes([n]) for n in range(9)]
     store.write(binary(*keys), binary(*[b"x"] * 9), marker=Marker(9, 9))
