@@ -142,7 +142,8 @@ class RocksdbStore:
         """Open the store at `path`, or create it empty, with the marker at offset 0.
 
         With `is_copy` another process has the store open: the files present now are read, and
-        nothing is written. A file that the other process removes meanwhile looks like damage.
+        nothing is written but rocksdict's own file of 40 bytes, which nobody reads. A file that the
+        other process removes meanwhile looks like damage.
         """
         self._path: Final = path
         self._identity: Final = (bucket, table_id)

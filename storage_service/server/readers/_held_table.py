@@ -184,6 +184,7 @@ class HeldRows(LookupTable):
         self._buckets = buckets
         self._pool = pool
         self._following: asyncio.Future[None] | None = None
+        self._is_closed = False
         # While a thread follows, some buckets are further than others. So the ends that all buckets
         # have, and the number of rows then, are replaced together when a thread is done.
         self._counted: tuple[Sequence[int], int] = ((0,) * len(buckets), 0)
@@ -229,6 +230,9 @@ class HeldRows(LookupTable):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _CATCH_UP_S
         while self.missing(ends):
+            if self._is_closed:
+                # Their memory is counted no more.
+                raise UnavailableError(f"the rows of table '{self.path}' are not held any more")
             if self._following is None:
                 latest = self.log.published().ends
                 self._following = loop.run_in_executor(self._pool, self.follow, latest)
@@ -253,6 +257,7 @@ class HeldRows(LookupTable):
 
     async def close(self) -> None:
         """Release files and memory, after the thread that follows."""
+        self._is_closed = True
         if self._following is not None:
             await asyncio.wait([self._following])
         for bucket in self._buckets:

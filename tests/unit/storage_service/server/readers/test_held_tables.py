@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from streamhouse.core.errors import UnavailableError
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
@@ -172,6 +173,24 @@ async def test_who_waits_for_an_end_in_the_middle_waits_for_all_buckets(
         await following
 
         assert (held.missing(middle), held.count_rows()) == (0, 1_100)
+
+
+async def test_rows_that_were_let_go_take_no_memory_again(tmp_path: Path) -> None:
+    """A request on its way to a thread meets rows that another request has let go meanwhile."""
+    async with _owner(tmp_path) as owner:
+        await owner.upsert(0, 100)
+        await owner.hold()
+        held, memory = owner.rows, owner.held._options.memory
+        assert memory is not None
+        assert memory.used_bytes > 0
+        await owner.upsert(1_000, 500)
+        owner.held.let_go(held, "the rows do not fit")
+        await until(lambda: not owner.held._loads)
+
+        with pytest.raises(UnavailableError, match="are not held any more"):
+            await held.follow_soon(held.log.published().ends)
+
+        assert memory.used_bytes == 0
 
 
 async def test_files_with_rows_that_nobody_may_see_yet_are_not_held(tmp_path: Path) -> None:
