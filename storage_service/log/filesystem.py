@@ -92,8 +92,9 @@ class Filesystem(Protocol):
     def map(self, path: Path, size_bytes: int) -> memoryview:
         """Return a read-only view of at least the first `size_bytes` bytes of a file.
 
-        The view stays valid when the file grows or is removed. Reads past the last written end of
-        the file are forbidden: truncated bytes vanish from the view.
+        The view of a file that was cut is shorter. The view stays valid when the file grows or is
+        removed. Reads past the last written end of the file are forbidden: truncated bytes vanish
+        from the view, and a read of them ends the process.
         """
 
     def rename(self, source: Path, target: Path) -> None:
@@ -280,7 +281,7 @@ class LocalFilesystem:
         """See `Filesystem.map`: maps are shared; the least recently used map is dropped."""
         with self._maps_lock:
             view = self._maps.get(path)
-            if view is not None and len(view) >= size_bytes:
+            if view is not None and size_bytes <= min(len(view), _file_bytes(view)):
                 self._maps.move_to_end(path)
                 return view
         view = self._map_now(path)
@@ -340,3 +341,8 @@ class LocalFilesystem:
         finally:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+
+def _file_bytes(view: memoryview) -> int:
+    """Return the present length of a mapped file."""
+    return view.obj.size() if isinstance(view.obj, mmap.mmap) else len(view)

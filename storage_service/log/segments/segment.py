@@ -38,6 +38,7 @@ from streamhouse.storage_service.log.segments.segment_index import (
     GrowingIndex,
     SparseIndex,
     decode_index,
+    index_bytes,
 )
 
 __all__ = [
@@ -296,7 +297,7 @@ class SealedSegment(Segment):
         if self._walked_index is not None:
             return self._walked_index
         try:
-            view = self._filesystem.map(self._index_path, 0)
+            view = self._filesystem.map(self._index_path, index_bytes(self._facts))
             index = decode_index(view, header=self._facts, check=not self._index_checked)
         except (MalformedError, OSError) as error:
             _logger.warning("event=index_unusable path=%s why=%r", self.path, str(error))

@@ -25,7 +25,14 @@ from streamhouse.storage_service.log.segments.segment_format import (
     encode_index_header,
 )
 
-__all__ = ["FrameStart", "GrowingIndex", "SparseIndex", "decode_index", "encode_index"]
+__all__ = [
+    "FrameStart",
+    "GrowingIndex",
+    "SparseIndex",
+    "decode_index",
+    "encode_index",
+    "index_bytes",
+]
 
 _COLUMN_BYTES = 8
 
@@ -163,16 +170,24 @@ def encode_index(
     return [encode_index_header(header, identity=identity), *columns]
 
 
+def index_bytes(header: IndexHeader) -> int:
+    """Return the length of the index file with this header."""
+    columns = 3 if header.end_fingerprint is None else 4
+    return _entries_start(header) + columns * header.entry_count * _COLUMN_BYTES
+
+
+def _entries_start(header: IndexHeader) -> int:
+    return FILE_HEADER_BYTES if header.end_fingerprint is None else INDEX_START_BYTES
+
+
 def decode_index(view: memoryview, *, header: IndexHeader, check: bool) -> SparseIndex:
     """Return an index over the file's own bytes; raises MalformedError.
 
     `check` verifies the checksum of the entries, which reads all of them.
     """
-    count = header.entry_count
+    count, has_fingerprints = header.entry_count, header.end_fingerprint is not None
     column_bytes = count * _COLUMN_BYTES
-    has_fingerprints = header.end_fingerprint is not None
-    start = INDEX_START_BYTES if has_fingerprints else FILE_HEADER_BYTES
-    end = start + (4 if has_fingerprints else 3) * column_bytes
+    start, end = _entries_start(header), index_bytes(header)
     if count == 0 or len(view) != end:
         raise MalformedError(f"index of {count} entries has {len(view)} bytes")
     if check and crc32c(view[FILE_HEADER_BYTES:end]) != header.entries_crc:

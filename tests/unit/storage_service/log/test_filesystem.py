@@ -95,6 +95,20 @@ def test_absent_files_are_said_to_be_absent(filesystem: Filesystem, directory: P
         filesystem.remove(directory / "x")
 
 
+def test_a_map_of_a_file_that_was_cut_is_shorter(tmp_path: Path) -> None:
+    """A page behind the file's end would end the process at its touch."""
+    path, filesystem = tmp_path / "x", LocalFilesystem()
+    _put(filesystem, path, bytes(10_000))
+    whole = filesystem.map(path, 10_000)
+    os.truncate(path, 100)
+
+    assert len(whole) == 10_000
+    assert len(filesystem.map(path, 10_000)) == 100
+    assert len(filesystem.map(path, 100)) >= 100
+    os.truncate(path, 0)
+    assert len(filesystem.map(path, 1)) == 0
+
+
 def test_map_sees_growth_and_survives_removal(filesystem: Filesystem, directory: Path) -> None:
     path = directory / "x"
     _put(filesystem, path, b"first")

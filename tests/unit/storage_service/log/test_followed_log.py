@@ -137,15 +137,21 @@ def test_a_file_that_is_too_short_is_damage(tmp_path: Path) -> None:
     log.close()
 
 
+@pytest.mark.parametrize("is_read_before", [False, True])
 @pytest.mark.parametrize("size", [64, 100, 4_200])
-def test_a_segment_that_was_cut_is_damage_from_the_cut_on(tmp_path: Path, size: int) -> None:
+def test_a_segment_that_was_cut_is_damage_from_the_cut_on(
+    tmp_path: Path, size: int, *, is_read_before: bool
+) -> None:
     """Also for the log of the owner, which has an index of what is missing."""
     log = _log(tmp_path)
     store(log, *[bytes([65 + number]) * 4_000 for number in range(4)])
+    early = _follower(tmp_path, log)
+    if is_read_before:
+        assert _read(early, 0) == _read(log, 0)
     os.truncate(segment_path(tmp_path, 0), size)
     whole = size // 4_064
 
-    for each in (log, _follower(tmp_path, log)):
+    for each in (log, early, _follower(tmp_path, log)):
         for offset in range(whole, 4):
             with pytest.raises(CorruptDataError):
                 _read(each, offset)
@@ -266,6 +272,19 @@ def test_whole_files_grow_past_damage_once_its_segment_is_sealed(tmp_path: Path)
     assert _read(follower, 2) == _read(log, 2)
     with pytest.raises(CorruptDataError):
         _read(follower, 1)
+    log.close()
+
+
+def test_an_index_that_is_cut_after_its_use_costs_no_row(tmp_path: Path) -> None:
+    log = _log(tmp_path, segment_bytes_max=200)
+    for number in range(6):
+        store(log, b"%d" % number * 90)
+    follower = _follower(tmp_path, log)
+    assert _read(follower, 0) == _read(log, 0)
+    for size in (100, 0):
+        os.truncate(index_path(tmp_path, 0), size)
+        assert _read(follower, 0) == _read(log, 0)
+        assert len(_read(log, 0)) == 6
     log.close()
 
 
