@@ -348,6 +348,20 @@ class LogTablet(ReadableLog):
         self._active.close()
         self._active = active
 
+    def expired_offset(self, *, timestamp_us_before: int, offset_max: int) -> int:
+        """Return where the log begins after `apply_retention` with these arguments."""
+        with self._retention_lock, self._lock:
+            return self._expired_offset(timestamp_us_before, offset_max)
+
+    def _expired_offset(self, timestamp_us_before: int, offset_max: int) -> int:
+        if self._closed:
+            raise StorageFailedError(f"{self} is closed")
+        self._roll_if_older(timestamp_us_before)
+        return self._chain.expired_offset(
+            timestamp_us_before=timestamp_us_before,
+            offset_max=min(offset_max, self.high_watermark),
+        )
+
     def apply_retention(
         self, *, timestamp_us_before: int, offset_max: int, tiered_offset: int = 0
     ) -> int:
@@ -360,13 +374,7 @@ class LogTablet(ReadableLog):
         """
         with self._retention_lock:
             with self._lock:
-                if self._closed:
-                    raise StorageFailedError(f"{self} is closed")
-                self._roll_if_older(timestamp_us_before)
-                self._chain.expire(
-                    timestamp_us_before=timestamp_us_before,
-                    offset_max=min(offset_max, self.high_watermark),
-                )
+                self._chain.expire_below(self._expired_offset(timestamp_us_before, offset_max))
             try:
                 with self._lock:
                     start = self.first_stored_offset

@@ -73,30 +73,26 @@ async def apply_retention(table: OpenTable, runtime: Runtime, *, is_early: bool 
             first_unread = first_wanted(table, bucket)
             offset_max = offset_max if first_unread is None else min(offset_max, first_unread)
         start = tablet.log_start_offset
-        try:
-            if offset_max > start or table.truncated_offsets:
-                tiered = table.lake.tiered_offsets.get(bucket, 0)
-                deleted += await runtime.run(
-                    _delete, tablet, timestamp_us_before, offset_max, tiered
-                )
-        finally:
-            # The log begins later also after a removal that the disk has refused.
-            _tell_of_start(table, bucket, runtime, start=start)
+        if offset_max > start or table.truncated_offsets:
+            end = await runtime.run(_expired_offset, tablet, timestamp_us_before, offset_max)
+            # Readers are told before the first file goes, and between two steps of the event loop
+            # like all that they see: some have the files, too, in a process of their own.
+            tablet.truncate(end)
+            if end > start:
+                table.wakeups.wake((bucket,))
+                if lost := tell_of_lost_rows(table, bucket, start=start, end=end):
+                    runtime.observer.unread_rows_deleted(lost)
+            tiered = table.lake.tiered_offsets.get(bucket, 0)
+            deleted += await runtime.run(_delete, tablet, timestamp_us_before, end, tiered)
     return deleted
-
-
-def _tell_of_start(table: OpenTable, bucket: int, runtime: Runtime, *, start: int) -> None:
-    """Tell who reads a bucket that its log does not begin at `start` any more, if so."""
-    end = table.tablet(bucket).log_start_offset
-    if end > start:
-        # Who waits below it is told so.
-        table.wakeups.wake((bucket,))
-        if lost := tell_of_lost_rows(table, bucket, start=start, end=end):
-            runtime.observer.unread_rows_deleted(lost)
 
 
 def _gains_by_early(table: OpenTable) -> bool:
     return table.properties.datalake_enabled or table.properties.log_consumers_wait
+
+
+def _expired_offset(tablet: LogTablet, timestamp_us_before: int, offset_max: int) -> int:
+    return tablet.expired_offset(timestamp_us_before=timestamp_us_before, offset_max=offset_max)
 
 
 def _delete(

@@ -114,26 +114,37 @@ class SegmentChain:
             return None
         return segments[number].fingerprint(offset)
 
-    def expire(self, *, timestamp_us_before: int, offset_max: int) -> None:
-        """Drop the oldest sealed segments, if older and not beyond `offset_max`."""
-        kept_segments = self.segments
-        while (
-            len(kept_segments) > 1
-            and kept_segments[0].last_timestamp_us < timestamp_us_before
-            and kept_segments[0].end_offset <= offset_max
-        ):
-            self._expired.append(kept_segments[0])
-            kept_segments = kept_segments[1:]
-        self.segments = kept_segments
+    def expired_offset(self, *, timestamp_us_before: int, offset_max: int) -> int:
+        """Return where the log begins without its oldest sealed segments.
+
+        Those are older, and not beyond `offset_max`.
+        """
+        offset = self.segments[0].base_offset
+        for segment in self.segments[:-1]:
+            if segment.last_timestamp_us >= timestamp_us_before or segment.end_offset > offset_max:
+                break
+            offset = segment.end_offset
+        return offset
+
+    def expire_below(self, offset: int) -> None:
+        """Drop the segments that end at or below `offset`, the last one excepted."""
+        first = self._first_with(offset)
+        self._expired += self.segments[:first]
+        self.segments = self.segments[first:]
 
     def leave_below(self, offset: int) -> None:
         """Forget the segments without rows from `offset` on; their files are others' to remove."""
-        first = 0
-        while first < len(self.segments) - 1 and self.segments[first].end_offset <= offset:
-            first += 1
+        first = self._first_with(offset)
         if first:
             self.segments = self.segments[first:]
             self.let_go()
+
+    def _first_with(self, offset: int) -> int:
+        """Return the place of the first segment that has rows from `offset` on, or of the last."""
+        first = 0
+        while first < len(self.segments) - 1 and self.segments[first].end_offset <= offset:
+            first += 1
+        return first
 
     def remove_expired(self) -> int:
         """Remove the files of dropped segments and count the segments; raises OSError.

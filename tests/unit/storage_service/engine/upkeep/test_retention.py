@@ -95,25 +95,32 @@ async def test_a_table_without_a_lake_loses_rows_by_age_alone(tmp_path: Path) ->
         assert appended.ranges == {0: (9_000, 9_001)}
 
 
-async def test_a_removal_that_the_disk_refuses_is_told_to_those_who_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_readers_are_told_where_the_log_begins_before_a_file_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
 ) -> None:
-    """The log begins later already, so readers beside the owner must not answer the old rows."""
+    """Else readers beside the owner answer what the owner has refused, or that it begins earlier."""
+    told, told_before, remove = list[int](), list[list[int]](), LocalFilesystem.remove
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+    def removed(filesystem: LocalFilesystem, path: Path) -> None:
+        if path.suffix == ".log":
+            told_before.append(told.copy())
+            if is_refused:
+                raise OSError(errno.EIO, "Input/output error")
+        remove(filesystem, path)
 
     async with open_manager(tmp_path) as manager:
         table = await _filled(manager, **{"table.datalake.enabled": "false"})
-        published = list[int]()
-        table.wakeups.on_wake = lambda: published.append(table.tablet(0).log_start_offset)
+        table.wakeups.on_wake = lambda: told.append(table.tablet(0).log_start_offset)
         with monkeypatch.context() as patch:
-            patch.setattr(LocalFilesystem, "remove", refuse)
-            with pytest.raises(StorageFailedError):
-                await _apply(manager, table, age_us=2 * DAY_US)
+            patch.setattr(LocalFilesystem, "remove", removed)
+            if is_refused:
+                with pytest.raises(StorageFailedError):
+                    await _apply(manager, table, age_us=2 * DAY_US)
+            else:
+                assert await _apply(manager, table, age_us=2 * DAY_US) == 3
 
-        assert table.tablet(0).log_start_offset == 9_000
-        assert published == [9_000]
+        assert told_before[0] == told == [9_000]
 
 
 async def test_all_tables_have_their_turn_and_are_counted(tmp_path: Path) -> None:
