@@ -99,7 +99,7 @@ async def test_a_table_without_a_lake_loses_rows_by_age_alone(tmp_path: Path) ->
 async def test_readers_are_told_where_the_log_begins_before_a_file_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
 ) -> None:
-    """Else readers beside the owner answer what the owner has refused, or that it begins earlier."""
+    """Else readers beside the owner answer rows that the owner has refused."""
     told, told_before, remove = list[int](), list[list[int]](), LocalFilesystem.remove
 
     def removed(filesystem: LocalFilesystem, path: Path) -> None:
