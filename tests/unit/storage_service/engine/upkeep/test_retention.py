@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from streamhouse.core.errors import StorageFailedError
 from streamhouse.core.model.lake.facts import SideLakeState
 from streamhouse.core.model.table_state import TieringReport
+from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep._retention import apply_retention, retain
@@ -95,30 +97,40 @@ async def test_a_table_without_a_lake_loses_rows_by_age_alone(tmp_path: Path) ->
         assert appended.ranges == {0: (9_000, 9_001)}
 
 
+class _Disk(LocalFilesystem):
+    """Calls `before_removal` before the file of a segment is removed."""
+
+    before_removal: Callable[[], None]
+
+    def remove(self, path: Path) -> None:
+        if path.suffix == ".log":
+            self.before_removal()
+        super().remove(path)
+
+
 @pytest.mark.parametrize("is_refused", [False, True])
 async def test_readers_are_told_where_the_log_begins_before_a_file_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
+    tmp_path: Path, *, is_refused: bool
 ) -> None:
     """Else readers beside the owner answer rows that the owner has refused."""
-    told, told_before, remove = list[int](), list[list[int]](), LocalFilesystem.remove
+    told, told_before = list[int](), list[list[int]]()
 
-    def removed(filesystem: LocalFilesystem, path: Path) -> None:
-        if path.suffix == ".log":
-            told_before.append(told.copy())
-            if is_refused:
-                raise OSError(errno.EIO, "Input/output error")
-        remove(filesystem, path)
+    def note() -> None:
+        told_before.append(told.copy())
+        if is_refused:
+            raise OSError(errno.EIO, "Input/output error")
 
-    async with open_manager(tmp_path) as manager:
+    directory = DataDirectory.open(tmp_path)
+    directory.filesystem = disk = _Disk()
+    disk.before_removal = note
+    async with open_manager(tmp_path, directory=directory) as manager:
         table = await _filled(manager, **{"table.datalake.enabled": "false"})
         table.wakeups.on_wake = lambda: told.append(table.tablet(0).log_start_offset)
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalFilesystem, "remove", removed)
-            if is_refused:
-                with pytest.raises(StorageFailedError):
-                    await _apply(manager, table, age_us=2 * DAY_US)
-            else:
-                assert await _apply(manager, table, age_us=2 * DAY_US) == 3
+        if is_refused:
+            with pytest.raises(StorageFailedError):
+                await _apply(manager, table, age_us=2 * DAY_US)
+        else:
+            assert await _apply(manager, table, age_us=2 * DAY_US) == 3
 
         assert told_before[0] == told == [9_000]
 
