@@ -63,8 +63,10 @@ class _Matched(NamedTuple):
 
 
 def looked_up_by(plan: LookupPlan) -> RowSource:
-    """Return the source of rows for this process, with one connection to the service."""
+    """Return the source of rows for a task, with one connection of this process to the service."""
     client = client_for(plan.endpoint, plan.token)
+    # Others have written, and a change of rows names positions that the driver was told.
+    client.see_all_writes(plan.table)
     shared = shared_by_executor() if plan.may_write_files else None
     return RowSource(plan, client, PlannedTable(plan, client), shared=shared)
 

@@ -49,8 +49,13 @@ def read_token(token_file: Path | None) -> str | None:
 def open_client(
     endpoint: str | None, *, token: str | None = None, first_contact_s: float = _FIRST_CONTACT_S
 ) -> StorageClient:
-    """Return a client for a command. A wrong endpoint fails soon; a takeover is awaited."""
-    return _fail_soon(StorageClient(endpoint, token=token), first_contact_s)
+    """Return a client for a command. A wrong endpoint fails soon; a takeover is awaited.
+
+    A command decides by what it reads, and goes on where an earlier one has ended: it asks the
+    owner, whatever the endpoint says.
+    """
+    client = StorageClient(endpoint, token=token, read_from="owner")
+    return _fail_soon(client, first_contact_s)
 
 
 def open_reader(endpoint: str | None, *, token: str | None = None) -> StreamhouseClient:

@@ -42,6 +42,10 @@ class StorageClient(ApplicationClient, TieringCalls):
         """
         self._reached.forget(str(TablePath.parse(path)), offsets)
 
+    def see_all_writes(self, path: str) -> None:
+        """Let later lookups of this client include every write acknowledged before this call."""
+        self._see_all_writes(path)
+
     def fingerprint_at(
         self,
         path: str,

@@ -64,9 +64,7 @@ class TransactionCalls(TableCalls):
                 "schema_id": None if table is None else table.stated_version,
                 "app_id": app_id,
                 "version": None if version is None else whole(version, argument="version"),
-                "timeout_ms": None
-                if timeout_s is None
-                else max(1, round(seconds(timeout_s, argument="timeout_s") * 1000)),
+                "timeout_ms": _timeout_ms(timeout_s),
                 "join": join,
                 # An older service knows neither parameter.
                 **({} if source is None else {"source": source}),
@@ -79,6 +77,8 @@ class TransactionCalls(TableCalls):
         transaction_id = str(answer["transaction_id"])
         transaction = self.open_transaction(path, transaction_id, schema_id=schema_id)
         transaction.last_version = answer.get("last_version")
+        if transaction.is_skipped:
+            self._see_all_writes(path)  # the rows were committed by this application
         is_current = table_info is not None and table_info.schema_id == answer["schema_id"]
         if (
             table_info is not None
@@ -112,4 +112,11 @@ class TransactionCalls(TableCalls):
             TablePath.parse(path),
             transaction_id=transaction_id,
             table=lambda: self.describe_table(path).in_version(schema_id),
+            see_all_writes=lambda: self._see_all_writes(path),
         )
+
+
+def _timeout_ms(timeout_s: float | None) -> int | None:
+    if timeout_s is None:
+        return None
+    return max(1, round(seconds(timeout_s, argument="timeout_s") * 1000))

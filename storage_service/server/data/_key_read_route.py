@@ -25,6 +25,7 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.identity import Same
 from streamhouse.core.model.offsets import INCLUDED_HEADER, buckets_to_json
 from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
+from streamhouse.core.model.table import VERSION_HEADER
 from streamhouse.core.model.values.json_values import row_to_json
 from streamhouse.core.traces.stages import stage_ended
 from streamhouse.core.wire import ipc_message
@@ -108,7 +109,7 @@ async def answer_lookup(exchange: HttpExchange, service: RequestService, *, path
             key_count=rows.num_rows,
             inline_keys=_INLINE_KEYS if form is LogForm.ARROW else _INLINE_TEXT_KEYS,
         )
-    await _answer_rows(exchange, service, table, answer, form, query)
+    await _answer_rows(exchange, service, table, answer, form, query, lookup)
 
 
 async def answer_row(exchange: HttpExchange, service: RequestService, *, path: str) -> None:
@@ -190,7 +191,7 @@ async def answer_prefix_lookup(
             return _packed(answer, columns, form)
 
         packed = await service.answers.build(exchange, 0, lambda _: service.run_blocking(look_up))
-    await _answer_rows(exchange, service, table, packed, form, query)
+    await _answer_rows(exchange, service, table, packed, form, query, lookup)
 
 
 async def answer_count(exchange: HttpExchange, service: RequestService, *, path: str) -> None:
@@ -303,7 +304,10 @@ async def _answer_rows(
     answer: _Answer,
     form: LogForm,
     query: Mapping[str, str],
+    lookup: KeyLookup,
 ) -> None:
-    headers = await _show(exchange, service, table, answer.ends, query)
+    included = await _show(exchange, service, table, answer.ends, query)
+    # The version of the answer's columns: no later answer is to have older ones.
+    headers = ((VERSION_HEADER, lookup.info.version), *included)
     service.metrics.count_sent(row_count=answer.row_count, byte_count=answer.byte_count)
     await exchange.answer(200, form.value, answer.pieces, headers=headers)

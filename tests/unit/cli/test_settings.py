@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from streamhouse.cli import cli
+from streamhouse.cli.service_options import open_client
 from streamhouse.cli.settings import options_of, variables_of
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.storage_service.config import ServiceConfig
@@ -219,3 +220,9 @@ def test_units_are_the_same_on_the_command_line_in_the_environment_and_in_the_fi
     place = {"command line": f"--{option}", "environment": variable, "file": f"[{command}]"}
     assert place[said_by] in refused.value.message
     assert f"'{bad}' must be" in refused.value.message
+
+
+def test_a_command_asks_the_owner_whatever_the_endpoint_says() -> None:
+    with open_client("http://a:1,http://b:1#read_from=any") as client:
+        assert client.endpoint == "http://a:1,http://b:1"
+        assert not client.transport.any_process.is_used

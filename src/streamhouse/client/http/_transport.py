@@ -241,6 +241,10 @@ class HttpTransport:
             if table is not None:
                 any_process.forget(table)
             raise
+        except InvalidRequestError:
+            if table is not None:
+                any_process.forget_schema(table)
+            raise
         if table is not None:
             any_process.note_answer(table, answer.headers)
         return answer
@@ -270,6 +274,7 @@ class HttpTransport:
         url = any_process.next_url(name)
         if url is None:
             return None
+        asked_s = time.monotonic()
         try:
             answer = self._send(
                 method,
@@ -284,7 +289,10 @@ class HttpTransport:
         except StreamhouseError as error:
             if not error.retriable and not isinstance(error, UnknownOutcomeError):
                 raise
-            any_process.leave_alone(url, name)
+            if isinstance(error, NotOwnerError):
+                any_process.leave_alone(url, name)
+            else:
+                any_process.leave_alone(url, waited_s=time.monotonic() - asked_s)
             return None
         any_process.answered(url, name)
         return answer

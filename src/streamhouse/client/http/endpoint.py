@@ -240,8 +240,8 @@ def with_read_from(endpoint: str, read_from: str) -> str:
     """Return `endpoint` with `read_from` in place of its own; raises for an unknown word."""
     *others, last = endpoint.split(",")
     parts = [_with_settings(part, in_place_of=("read_from",)) for part in others]
-    setting = f"read_from={_read_from(read_from)}"
-    return ",".join([*parts, _with_settings(last, setting, in_place_of=("read_from",))])
+    settings = [f"read_from={read_from}"] if _read_from(read_from) == "any" else []
+    return ",".join([*parts, _with_settings(last, *settings, in_place_of=("read_from",))])
 
 
 def with_ca_file(endpoint: str, ca_file: str) -> str:

@@ -56,7 +56,17 @@ class PositionCalls(CachedTables):
         )
         state = TableState.from_json(answer)
         self._remember(state.table)
+        # Whoever acts by these positions must not find rows that are older.
+        self._transport.any_process.note_shown(
+            state.table.table_id, {b: at.high_watermark for b, at in state.positions.items()}
+        )
         return state
+
+    def _see_all_writes(self, path: str) -> None:
+        """Let later lookups of this client include every write acknowledged before this call."""
+        # The owner's lookups do anyway.
+        if self._transport.any_process.is_used:
+            self.table_state(path)
 
     def offsets_for_timestamp(
         self,

@@ -82,10 +82,12 @@ class Transaction:
         *,
         transaction_id: str,
         table: Callable[[], TableInfo],
+        see_all_writes: Callable[[], None],
     ) -> None:
         self._transport = transport
         self._path = path
         self._describe = table
+        self._see_all_writes = see_all_writes
         self._url = f"/v1/tables/{path}/transactions/{transaction_id}"
         self._is_over = False
         self.transaction_id = transaction_id
@@ -187,6 +189,9 @@ class Transaction:
                 self._is_over = True
                 result = CommitResult.from_json(answer)
                 self._transport.any_process.note_written(result.ranges)
+                if result.is_skipped:
+                    # Another transaction of the application has written the rows.
+                    self._see_all_writes()
                 return result
             if time.monotonic() >= deadline:
                 raise UnavailableError(

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from streamhouse.client.http._any_process import AnyProcess
 from streamhouse.client.http._transport import HttpTransport
 from streamhouse.client.http.endpoint import parse_endpoints, with_ca_file, with_read_from
 from streamhouse.core.backoff import Backoff
@@ -103,6 +104,36 @@ def test_an_answer_must_include_what_was_fetched() -> None:
     assert _least(owner) == [{"1": 9}, {"1": 9, "2": 40}]
 
 
+def test_an_answer_must_include_the_positions_that_the_client_was_told() -> None:
+    with ScriptedServer([_answer()]) as owner:
+        transport = _transport(owner, _nobody())
+        transport.any_process.leave_alone(transport.routes.endpoints.urls[1], "db.t")
+        transport.any_process.note_shown(7, {1: 9, 2: 0})
+        transport.any_process.note_shown(7, {1: 5})
+        transport.any_process.note_shown(8, {3: 5})
+        transport.read("GET", ROW, table=TABLE)
+        transport.close()
+
+    assert _least(owner) == [{"1": 9}]
+
+
+def test_a_later_answer_has_the_columns_of_an_earlier_one() -> None:
+    newer = "x-table-version: 7.3\r\n"
+    unknown = _refusal("invalid_request", "400 Bad Request")
+    with ScriptedServer([_answer(headers=newer), _answer(), unknown, _answer()]) as owner:
+        transport = _transport(owner, _nobody())
+        transport.any_process.leave_alone(transport.routes.endpoints.urls[1], "db.t")
+        for _ in range(2):
+            transport.read("GET", ROW, table=TABLE)
+        with pytest.raises(InvalidRequestError):
+            transport.read("GET", ROW, table=TABLE)
+        transport.read("GET", ROW, table=TABLE)
+        transport.close()
+
+    queries = [parse_qs(urlsplit(r.split(b" ")[1].decode()).query) for r in owner.requests]
+    assert [query["schema_id"] for query in queries] == [["0"], ["3"], ["3"], ["0"]]
+
+
 def _nobody() -> str:
     return f"http://127.0.0.1:{free_port()}"
 
@@ -117,6 +148,27 @@ def test_a_process_that_does_not_answer_is_left_alone_and_the_owner_is_asked() -
             transport.close()
 
         assert (len(owner.requests), len(behind.requests)) == (8, 1)
+
+
+def test_a_process_that_hangs_is_left_alone_ten_times_as_long_for_all_tables() -> None:
+    now_s = [100.0]
+    endpoints = parse_endpoints("http://a:1,http://b:1#read_from=any")
+    any_process = AnyProcess(endpoints, clock=lambda: now_s[0])
+    any_process.leave_alone("http://a:1", "db.t")
+    any_process.leave_alone("http://b:1", waited_s=5.0)
+
+    def next_urls(table: str) -> set[str | None]:
+        return {any_process.next_url(table) for _ in range(4)}
+
+    assert next_urls("db.t") == {None}
+    assert next_urls("db.other") == {"http://a:1"}
+    now_s[0] += 49.0
+    assert next_urls("db.t") == {"http://a:1"}
+    now_s[0] += 2.0
+    assert next_urls("db.t") == {"http://a:1", "http://b:1"}
+    any_process.leave_alone("http://b:1", waited_s=5.0)
+    any_process.answered("http://b:1", "db.t")
+    assert next_urls("db.t") == {"http://a:1", "http://b:1"}
 
 
 def test_a_standby_that_answers_is_not_taken_for_the_owner() -> None:
@@ -198,6 +250,7 @@ def test_read_from_is_part_of_an_endpoint() -> None:
     )
     assert parse_endpoints(with_read_from("http://a:1,http://b:1", "any")).read_from == "any"
     assert parse_endpoints("http://a:1,http://b:1").read_from == "owner"
+    assert with_read_from("http://a:1,http://b:1#read_from=any", "owner") == "http://a:1,http://b:1"
     kept = with_ca_file("https://a:1,https://b:1#failover_s=7&read_from=any", "/y")
     assert parse_endpoints(kept).read_from == "any"
     for wrong in (
