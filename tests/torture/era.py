@@ -81,6 +81,7 @@ class Report:
     store_faults: Counter[str] = field(default_factory=Counter)
     outside: Counter[str] = field(default_factory=Counter)
     positions: Counter[str] = field(default_factory=Counter)
+    standby_answers: Counter[str] = field(default_factory=Counter)
     takeovers_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -97,6 +98,7 @@ class Report:
             f" {self.store_faults.total()} faults of the store,"
             f" {self.outside.total()} commits of other engines,"
             f" {self.positions.total()} refusals of positions in dropped tables,"
+            f" {self.standby_answers.total():,} reads answered by standbys,"
             f" {self.seconds:,.0f} s, no violation"
         )
 
@@ -254,8 +256,11 @@ class Era:
         self._raise_errors()
         self._judge(is_quiet=True)
 
+    def _judging_client(self) -> StreamhouseClient:
+        return StreamhouseClient(self._endpoint)
+
     def _judge(self, *, is_quiet: bool) -> None:
-        with StreamhouseClient(self._endpoint) as client:
+        with self._judging_client() as client:
             for checker in self._checkers:
                 self._report.rows_judged += checker.check(client, is_quiet=is_quiet)
 

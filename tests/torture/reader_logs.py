@@ -1,7 +1,8 @@
 """Users of a log beside readers: every acknowledged row is fetched, none twice, none that is not.
 
 A follower appends at the owner, and fetches by a kept connection, which moves to a reader, what was
-acknowledged. A subscriber gets all rows in order, and goes on at its position after each end.
+acknowledged. A committer does so with transactions, and reads how far the log is. A subscriber gets
+all rows in order, and goes on at its position after each end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from streamhouse.client import StorageClient
+from streamhouse.core.errors import StreamhouseError
 from tests.support.reader_world import LogConnection
 from tests.support.service_process import ServiceProcess
 
@@ -29,6 +31,7 @@ _TABLE: Final = "events"
 _SCHEMA: Final = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 _NDJSON: Final = {"content-type": "application/x-ndjson"}
 _FOLLOWERS: Final = 2
+_COMMITTED: Final = 40
 _BROKEN: Final = (http.client.HTTPException, OSError)
 
 
@@ -115,6 +118,41 @@ class _Follower(_User):
         return ids
 
 
+class _Committer(_User):
+    """Commits transactions, and reads by a kept connection how far the log is, and the rows."""
+
+    def __init__(
+        self, service: ServiceProcess, rows: _Rows, table_id: int, *, numbers: itertools.count[int]
+    ) -> None:
+        super().__init__(service, rows, table_id)
+        self._numbers = numbers
+
+    def _use(self, connection: LogConnection) -> None:
+        with StorageClient(self._service.endpoint) as client:
+            while not self.stop.is_set():
+                ids = [next(self._numbers) for _ in range(_COMMITTED)]
+                with contextlib.suppress(StreamhouseError):
+                    self._commit(client, connection, ids)
+
+    def _commit(self, client: StorageClient, connection: LogConnection, ids: list[int]) -> None:
+        rows = pa.table({"id": ids}, schema=_SCHEMA)
+        with client.begin_transaction(_TABLE) as transaction:
+            result = transaction.commit(
+                [transaction.stage(rows.slice(0, 1)), transaction.stage(rows.slice(1))]
+            )
+        ((start, end),) = result.ranges.values()
+        self._rows.acknowledged.update(zip(range(start, end), ids, strict=True))
+        for _ in range(5):
+            status, content = connection.request("GET", "/state")
+            if status == 200:
+                shown = json.loads(content)["positions"]["0"]["high_watermark"]
+                assert shown >= end, f"a reader's log ends at {shown}, after a commit to {end}"
+            status, content = connection.fetch(int(start), max_wait_ms=0, max_bytes=100_000)
+            if status == 200:
+                found = [json.loads(line)["id"] for line in content.splitlines()]
+                assert found[:_COMMITTED] == ids, f"{ids} at {start} are {found}"
+
+
 class _Subscriber(_User):
     position = 0
     """The next offset."""
@@ -160,6 +198,7 @@ class LogUsers:
                 _Follower(service, self._rows, table.table_id, numbers=numbers, seed=seed)
                 for seed in range(_FOLLOWERS)
             ),
+            _Committer(service, self._rows, table.table_id, numbers=numbers),
             self._subscriber,
         ]
         for user in self._users:

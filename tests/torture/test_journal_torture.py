@@ -25,3 +25,12 @@ def test_what_was_acknowledged_survives_the_machine(kind: str, store: StoreKind)
 
     assert report.deaths.total() >= 2
     assert report.rows_judged > 0
+
+
+@pytest.mark.long
+def test_clients_of_an_owner_and_two_standbys_never_go_back() -> None:
+    report = torture(seed=1, seconds=1, lives_per_era=3, kinds=["standbys"], stores=["file"])
+
+    assert report.deaths.total() == 3
+    assert report.rows_judged > 0
+    assert report.standby_answers.total() > 100

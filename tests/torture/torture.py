@@ -21,6 +21,7 @@ lost disk takes is held against what may be lost then. In `shards` (journal/shar
 supervisor has two shards, tables move between them, and any of the three processes dies. In
 `kafka` (journal/kafka.py) who writes and reads are Kafka clients. In `readers` (readers.py) readers
 beside an owner answer lookups, any of them killed or paused; lookups are judged to be linearizable.
+In `standbys` (journal/standbys.py) clients read from an owner and two standbys by turns.
 
 The seed decides what is killed when and what is written; threads and disks still add chance of
 their own, so a seed repeats the plan of a run, not each of its interleavings.
@@ -46,14 +47,17 @@ from tests.torture.journal.disk_ack import DiskAckEra
 from tests.torture.journal.eras import LostDiskEra, TakeoverEra
 from tests.torture.journal.kafka import KafkaEra
 from tests.torture.journal.shards import ShardsEra
+from tests.torture.journal.standbys import StandbysEra
 from tests.torture.readers import ReaderEra
 
 __all__ = ["KINDS", "torture"]
 
 LIVES_PER_ERA: Final = 12
-KINDS: Final = ("disk", "lost-disk", "takeover", "disk-ack", "shards", "kafka", "readers")
+KINDS: Final = (
+    *("disk", "lost-disk", "takeover", "disk-ack", "shards", "kafka", "readers", "standbys"),
+)
 _STORES: Final[tuple[StoreKind, ...]] = ("faulty s3", "faulty s3", "file")
-_JournalEra = LostDiskEra | TakeoverEra | DiskAckEra | ShardsEra
+_JournalEra = LostDiskEra | TakeoverEra | DiskAckEra | ShardsEra | StandbysEra
 _WITHOUT_JOURNAL: Final[dict[str, type[Era | ReaderEra]]] = {
     "disk": Era,
     "readers": ReaderEra,
@@ -64,6 +68,7 @@ _OF_JOURNAL: Final[dict[str, type[_JournalEra]]] = {
     "disk-ack": DiskAckEra,
     "shards": ShardsEra,
     "kafka": KafkaEra,
+    "standbys": StandbysEra,
 }
 
 
@@ -138,6 +143,7 @@ def main() -> None:
         ("store", report.store_faults),
         ("other engines", report.outside),
         ("positions in dropped tables", report.positions),
+        ("standbys, answered", report.standby_answers),
     )
     for who, deaths in met:
         for kind, count in sorted(deaths.items()):

@@ -24,6 +24,7 @@ from tests.torture.deaths import Death
 from tests.torture.doomed_service import SERVICE_STEPS
 from tests.torture.era import SERVICE_LIMITS, Era, Report
 from tests.torture.journal.registers import Registers
+from tests.torture.journal.standby_users import StandbyAnswers, StandbyUsers
 from tests.torture.writers import PATIENCE_S
 
 __all__ = ["LIMITS", "JournalEra", "LostDiskEra", "TakeoverEra"]
@@ -160,6 +161,8 @@ class TakeoverEra(JournalEra):
     ) -> None:
         self._pair = Pair(home, *LIMITS)
         super().__init__(directory, chance, report, home, machines=self._pair.machines)
+        self._standby_users = StandbyUsers(self._gate, self._pair.endpoint)
+        self._standby_answers = StandbyAnswers()
         self._faults: dict[str, Callable[[Machine], None]] = {
             "disk of the owner lost": self._lose,
             "owner killed": self._kill,
@@ -179,6 +182,21 @@ class TakeoverEra(JournalEra):
         finally:
             for machine in self._pair.machines:
                 machine.kill()
+            self._report.standby_answers += self._standby_answers.by_kind
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        with StreamhouseClient(self._endpoint) as client:
+            self._standby_users.create(client)
+        self._standby_users.start()
+
+    def _judge_all(self) -> None:
+        super()._judge_all()
+        self._report.rows_judged += self._standby_users.judge()
+
+    def _judging_client(self) -> StreamhouseClient:
+        """Let a standby answer, too; each checker asks for the positions before it looks up."""
+        return StreamhouseClient(self._endpoint, read_from=self._random.choice(("owner", "any")))
 
     @contextlib.contextmanager
     def _service(self, command: tuple[str, ...] | None) -> Iterator[ServiceProcess]:
@@ -201,6 +219,7 @@ class TakeoverEra(JournalEra):
         self._gate.open()
         self._trouble_store()
         self._judge_cuts_until(lambda: False, self._random.uniform(0.2, 2.5))
+        self._standby_answers.note(self._pair.machines)
         self._faults[kind](owner)
         started_s = time.monotonic()
         now = self._somebody_serves(None)
@@ -212,6 +231,7 @@ class TakeoverEra(JournalEra):
         self._gate.close()
         with self._service(None):
             self._judge_all()
+        self._standby_answers.note(self._pair.machines)
 
     def _draw_command(self) -> tuple[str, ...] | None:
         """Sometimes the next process dies by itself, at a step."""
