@@ -36,6 +36,7 @@ __all__ = [
     "pyarrow_rewrite_seconds",
     "report",
     "timed",
+    "wait_until_idle",
 ]
 
 RESULT_PREFIX: Final = "RESULT "
@@ -172,6 +173,14 @@ def process_cpu_seconds(pid: int) -> float:
     """Return the processor time that another process has taken, all its threads together."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_idle(pid: int) -> None:
+    """Return when another process has taken no processor for a fifth of a second."""
+    before = -1.0
+    while (now := process_cpu_seconds(pid)) > before:
+        before = now
+        time.sleep(0.2)
 
 
 def family_cpu_seconds() -> float:
