@@ -123,8 +123,8 @@ class AnyProcess:
         table_id, _, schema_id = headers.get(VERSION_HEADER, b"").partition(b".")
         if schema_id and int(table_id) == table.table_id and int(schema_id) > table.schema_id:
             with self._lock:
-                known = self._schema_ids.get(table.table_id, 0)
-                self._schema_ids[table.table_id] = max(known, int(schema_id))
+                newest = self._schema_ids.get(table.table_id, 0)
+                self._schema_ids[table.table_id] = max(newest, int(schema_id))
         included = headers.get(INCLUDED_HEADER)
         if included is not None:
             self._note(table.table_id, offsets_from_json(json.loads(included)))
