@@ -24,6 +24,7 @@ from streamhouse.client import StorageClient
 from streamhouse.core.errors import StreamhouseError
 from tests.support.reader_world import LogConnection
 from tests.support.service_process import ServiceProcess
+from tests.torture.writers import check_users
 
 __all__ = ["LogUsers"]
 
@@ -52,7 +53,7 @@ class _Rows:
 
 class _User(threading.Thread, abc.ABC):
     def __init__(self, service: ServiceProcess, rows: _Rows, table_id: int) -> None:
-        super().__init__(daemon=True)
+        super().__init__(name="a user of the log", daemon=True)
         self._service = service
         self._table_id = table_id
         self._rows = rows
@@ -210,8 +211,7 @@ class LogUsers:
             user.stop.set()
         for user in self._users:
             user.join(60)
-            if user.error is not None:
-                raise AssertionError("a user of the log failed") from user.error
+        check_users(self._users)
 
     def judge(self, service: ServiceProcess) -> int:
         """Compare all that was seen with the log; return the number of rows seen."""

@@ -29,6 +29,7 @@ from tests.support.service_process import ServiceProcess
 from tests.support.waiting import wait_until
 from tests.torture.era import Report
 from tests.torture.reader_logs import LogUsers
+from tests.torture.writers import check_users
 
 __all__ = ["ReaderEra"]
 
@@ -47,7 +48,7 @@ class _User(threading.Thread):
     def __init__(
         self, service: ServiceProcess, history: History, numbers: itertools.count[int], seed: int
     ) -> None:
-        super().__init__(daemon=True)
+        super().__init__(name="a user of the registers", daemon=True)
         self._service = service
         self._calls = history.part()
         self._numbers = numbers
@@ -181,8 +182,7 @@ def _end(users: Sequence[_User]) -> None:
         user.stop.set()
     for user in users:
         user.join(60)
-        if user.error is not None:
-            raise AssertionError("a user of the registers failed") from user.error
+    check_users(users)
 
 
 def _wait_for_a_reader(users: Sequence[_User]) -> None:

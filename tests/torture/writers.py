@@ -10,7 +10,8 @@ import abc
 import random
 import threading
 import time
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 import pyarrow as pa
 
@@ -36,6 +37,7 @@ __all__ = [
     "ImpatientAppender",
     "TransactionWriter",
     "Writer",
+    "check_users",
     "key_rows",
     "patient_client",
 ]
@@ -65,6 +67,18 @@ _DISAPPOINTMENTS: Final = (
     UnavailableError,
     UnknownOutcomeError,
 )
+
+
+class _User(Protocol):
+    name: str
+    error: BaseException | None
+
+
+def check_users(users: Iterable[_User]) -> None:
+    """Raise what one of the threads has met."""
+    for user in users:
+        if user.error is not None:
+            raise AssertionError(f"{user.name} failed") from user.error
 
 
 class Gate:

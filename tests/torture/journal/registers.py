@@ -20,7 +20,7 @@ from streamhouse.api.client import StreamhouseClient
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import StreamhouseError, UnknownOutcomeError
 from tests.support.linearizability import Call, History, find_contradiction
-from tests.torture.writers import KEY_SCHEMA, KEYS_ONLY, Gate
+from tests.torture.writers import KEY_SCHEMA, KEYS_ONLY, Gate, check_users
 
 __all__ = ["Registers"]
 
@@ -63,9 +63,7 @@ class Registers:
 
     def judge(self) -> int:
         """Raise AssertionError if what was read fits no order; return how many calls there are."""
-        for user in self._users:
-            if user.error is not None:
-                raise AssertionError(f"{user.name} failed") from user.error
+        check_users(self._users)
         calls = self._history.calls()
         found = find_contradiction(calls)
         assert found is None, f"lookups are not linearizable: {found}"

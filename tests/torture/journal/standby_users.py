@@ -34,7 +34,7 @@ from streamhouse.core.errors import (
     UnknownOutcomeError,
 )
 from tests.support.journal_machines import Machine
-from tests.torture.writers import Gate
+from tests.torture.writers import Gate, check_users
 
 __all__ = ["StandbyAnswers", "StandbyUsers"]
 
@@ -383,9 +383,7 @@ class StandbyUsers:
 
     def judge(self) -> int:
         """Raise what a user has met; return how many rows or ranges were judged."""
-        for user in self._users:
-            if user.error is not None:
-                raise AssertionError(f"{user.name} failed") from user.error
+        check_users(self._users)
         return sum(user.reads for user in self._users)
 
     @property
